@@ -253,20 +253,38 @@ impl<'a> Cutter<'a> {
                 let local = self.operand(value, micro_batch)?;
                 self.open.write(Variable::Tensor(Address::Held { value: buffer }), local);
             }
-            Instruction::Reduce { parameter } => {
-                let count = program.reductions.get(&parameter).ok_or_else(invalid)?.parts.len() as u32;
+            Instruction::Join { parameter, part } => {
+                let first = program.reductions.get(&parameter).ok_or_else(invalid)?.joined(part).start;
+                let [first, part] = [first, part].map(|part| Address::Part { parameter, part });
                 let ty = self.ty(parameter)?.clone();
-                let parts = (0..count).map(|part| Address::Part { parameter, part });
-                let mut sum = None;
-                for part in parts.clone() {
-                    let part = self.open.read(Variable::Tensor(part), &ty);
-                    sum = Some(sum.map_or(part, |sum| self.sum(index, sum, part, &ty)));
+                let term = self.open.read(Variable::Tensor(part), &ty);
+                let sum = self.add(index, Variable::Tensor(first), term, ty);
+                self.open.write(Variable::Tensor(first), sum);
+                self.open.free(Variable::Tensor(part));
+                self.parts.remove(&part);
+            }
+            Instruction::Reduce { parameter } => {
+                let reduction = program.reductions.get(&parameter).ok_or_else(invalid)?;
+                let ty = self.ty(parameter)?.clone();
+                // The sum of the brackets before, and the open bracket with its sum.
+                let (mut total, mut open): (Option<Local>, Option<(u32, Local)>) = (None, None);
+                for (bracket, part) in reduction.terms() {
+                    let mut sum = self.open.read(Variable::Tensor(Address::Part { parameter, part }), &ty);
+                    match open {
+                        Some((same, before)) if same == bracket => sum = self.sum(index, before, sum, &ty),
+                        Some((_, before)) => total = Some(self.total(index, total, before, &ty)),
+                        None => {}
+                    }
+                    open = Some((bracket, sum));
                 }
-                for part in parts {
+                let (_, last) = open.ok_or_else(invalid)?;
+                let sum = self.total(index, total, last, &ty);
+                for (_, part) in reduction.terms() {
+                    let part = Address::Part { parameter, part };
                     self.open.free(Variable::Tensor(part));
                     self.parts.remove(&part);
                 }
-                self.open.write(Variable::Tensor(Address::Gradient { parameter }), sum.ok_or_else(invalid)?);
+                self.open.write(Variable::Tensor(Address::Gradient { parameter }), sum);
                 self.gradients.insert(parameter);
             }
             Instruction::Clip => {
@@ -378,6 +396,10 @@ impl<'a> Cutter<'a> {
     fn add(&mut self, index: usize, variable: Variable, term: Local, ty: TensorType) -> Local {
         let sum = self.open.read(variable, &ty);
         self.sum(index, sum, term, &ty)
+    }
+
+    fn total(&mut self, index: usize, before: Option<Local>, term: Local, ty: &TensorType) -> Local {
+        before.map_or(term, |before| self.sum(index, before, term, ty))
     }
 
     fn sum(&mut self, index: usize, a: Local, b: Local, ty: &TensorType) -> Local {

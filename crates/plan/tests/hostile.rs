@@ -45,6 +45,7 @@ fn can_run(p: &Program) -> bool {
                 there.insert(Address::Part { parameter, part });
                 p.reductions.contains_key(&parameter) && has(&there, value, micro_batch)
             }
+            Instruction::Join { parameter, part } => there.remove(&Address::Part { parameter, part }),
             Instruction::UpdateState { buffer, value, micro_batch } => {
                 let held = there.contains(&Address::Held { value: buffer });
                 held && p.values[&buffer].ty == p.values[&value].ty && has(&there, value, micro_batch)
@@ -53,8 +54,8 @@ fn can_run(p: &Program) -> bool {
                 (report as usize) < p.reports.len() && has(&there, value, micro_batch)
             }
             Instruction::Reduce { parameter } => p.reductions.get(&parameter).is_some_and(|r| {
-                let mut parts = (0..r.parts.len() as u32).map(|part| Address::Part { parameter, part });
-                parts.all(|part| there.remove(&part)) && there.insert(Address::Gradient { parameter })
+                let mut terms = r.terms().map(|(_, part)| Address::Part { parameter, part });
+                terms.all(|part| there.remove(&part)) && there.insert(Address::Gradient { parameter })
             }),
             Instruction::Clip => !std::mem::replace(&mut judged, true),
             Instruction::Update { parameter } => judged && there.remove(&Address::Gradient { parameter }),

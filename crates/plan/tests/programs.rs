@@ -184,6 +184,56 @@ fn a_tied_parameter_has_one_owner() {
     machine::run(&train);
 }
 
+/// The parts that a program sends, and those with which they were added.
+fn parts_sent(p: &Program) -> Vec<(u32, usize)> {
+    let parts = p.instructions.iter().filter_map(|i| match *i {
+        Instruction::Send { tensor: Address::Part { parameter, part }, .. } => {
+            Some((part, p.reductions[&parameter].joined(part).len()))
+        }
+        _ => None,
+    });
+    parts.collect()
+}
+
+/// Three uses are one message for each turn of a replica. The turns that one peer takes have the same sums.
+#[test]
+fn a_peer_adds_the_uses_of_a_tied_parameter_before_it_sends_them() {
+    let graph = tied();
+    let mut plan = plan_by(&graph, 5, Schedule::OneFOneB, |_| 0);
+    plan.peers = names(3);
+    plan.stages[0].peers = vec![0, 1, 2, 1];
+    let [train, _] = programs(&graph, &plan);
+    assert_eq!(train.iter().map(parts_sent).collect::<Vec<_>>(), [vec![], vec![(3, 3), (9, 3)], vec![(6, 3)]]);
+    let sum = "gradient of w at peer 0: (c.linear.grad.matmul_2 (peer 0) + b.linear.grad.matmul_2 (peer 0) + ";
+    assert!(train[2].to_string().contains(sum), "{}", train[2]);
+    plan.stages[0].peers = vec![0; 4];
+    let [alone, _] = programs(&graph, &plan);
+    assert_eq!(machine::run(&train).0, machine::run(&alone).0);
+}
+
+/// Without replicas only the first uses in the order of the sum can be added by another peer: the last two layers'.
+#[test]
+fn parts_are_added_early_only_in_the_order_of_the_sum() {
+    let graph = tied();
+    let [train, _] = programs(&graph, &plan_by(&graph, 2, Schedule::OneFOneB, |name| by_first_letter(name).min(1)));
+    assert_eq!(parts_sent(&train[1]), [(0, 2)]);
+    let [train, _] = programs(&graph, &plan_by(&graph, 2, Schedule::OneFOneB, by_first_letter));
+    assert_eq!(train.iter().map(parts_sent).collect::<Vec<_>>(), [vec![], vec![(1, 1)], vec![(0, 1)]]);
+}
+
+/// The stages of the uses take different numbers of turns, so no turn has a part of each.
+#[test]
+fn unequal_turns_are_added_use_by_use() {
+    let graph = tied();
+    let mut plan = plan_by(&graph, 4, Schedule::OneFOneB, |name| by_first_letter(name).min(1));
+    plan.peers = names(3);
+    plan.stages[1].peers = vec![1, 2];
+    let [train, _] = programs(&graph, &plan);
+    assert_eq!(train[1].reductions.values().map(|r| (r.parts.len(), r.bracket)).collect::<Vec<_>>(), [(5, 1)]);
+    assert_eq!(parts_sent(&train[1]), [(0, 1), (2, 1)]);
+    machine::run(&train);
+}
+
 #[test]
 fn the_printed_program_of_the_middle_of_three_peers() {
     let graph = tied();

@@ -5,8 +5,8 @@ use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{DType, Graph, TrainGraph, autodiff};
 use fusionllm_models::{Gpt2Config, ResNetConfig};
 use fusionllm_plan::{
-    Cluster, Compression, Compressor, Device, DirectLink, Link, Optimizer, Place, PlanError, PlanOptions, Rates,
-    Schedule, Scheduled, Scheduler, SimulateOptions, Workload, compile, schedule, simulate,
+    Cluster, Compression, Compressor, Device, DirectLink, Link, Optimizer, PeerId, Place, PlanError, PlanOptions,
+    Rates, Schedule, Scheduled, Scheduler, SimulateOptions, Site, Workload, compile, schedule, simulate,
 };
 
 const OPTIMIZER: Optimizer = Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 });
@@ -109,6 +109,39 @@ fn equal_devices_become_replicas() {
     assert!(made.plan.stages.iter().any(|s| s.peers.len() > 1), "{:?}", made.plan.stages);
     assert!(single.plan.stages.iter().all(|s| s.peers.len() == 1));
     assert!(step(&made, &cluster) < step(&single, &cluster));
+}
+
+/// A site with devices to spare is a plan of its own. A search among all devices finds one that is as fast.
+#[test]
+fn other_sites_make_no_plan_slower() {
+    let sites: [(usize, f64, f64, f64); 4] =
+        [(6, 40.0, 1000.0, 100.0), (6, 30.0, 1000.0, 50.0), (4, 50.0, 200.0, 30.0), (5, 10.0, 100.0, 10.0)];
+    let mbps = |rate: f64, latency| Link { latency, bandwidth: rate * 1e6 / 8.0 };
+    for replicas in [1, 8] {
+        let mut devices = Vec::new();
+        for (number, (count, gflops, ..)) in sites.iter().enumerate() {
+            devices.extend((0..*count).map(|i| {
+                let name = format!("site-{number}-{i}");
+                Device { site: Some(number as u32), ..device(&name, *gflops, 1 << 30) }
+            }));
+        }
+        let site = |(number, (_, _, inside, uplink)): (usize, &(usize, f64, f64, f64))| Site {
+            name: format!("site-{number}"),
+            inside: Some(mbps(*inside, 1e-4)),
+            uplink: Some(mbps(*uplink, 0.01)),
+            downlink: None,
+        };
+        let of_sites = sites.iter().enumerate().map(site).collect();
+        let cluster = Cluster::new(devices, of_sites, Vec::new(), None).unwrap();
+        let all = plan(Scheduler::OpFence, &cluster, replicas).unwrap().simulation.step_s;
+        for number in 0..sites.len() as u32 {
+            let members = (0..).zip(cluster.devices()).filter(|(_, d)| d.site == Some(number));
+            let members: Vec<PeerId> = members.map(|(i, _)| PeerId(i)).collect();
+            let alone = plan(Scheduler::OpFence, &cluster.select(&members).unwrap(), replicas).unwrap();
+            let alone = alone.simulation.step_s;
+            assert!(all <= 1.02 * alone, "{replicas} replicas: {all} s, {alone} s in site {number} alone");
+        }
+    }
 }
 
 /// With nearly free links, the estimate for replicas is close to the simulated step.

@@ -105,7 +105,8 @@ impl Peers<'_> {
             Instruction::Run { .. } | Instruction::Update { .. } => 1,
             // The first term of a sum is moved.
             Instruction::Accumulate { micro_batch, .. } => usize::from(micro_batch > 0),
-            Instruction::Reduce { parameter } => p.reductions[&parameter].parts.len() - 1,
+            Instruction::Join { .. } => 1,
+            Instruction::Reduce { parameter } => p.reductions[&parameter].terms().count() - 1,
             Instruction::Clip => p.owned().count(),
             _ => 0,
         };

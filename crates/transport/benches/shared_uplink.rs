@@ -1,8 +1,8 @@
 //! Shared uplink: the share of an uplink's bandwidth that several connections reach together.
 //!
-//! Two homes have an emulated uplink of 8 Mbps, or of as many as are named, and 20 ms each. 1, 2, 4 and 8 pairs of peers send messages at the same
-//! time. To and fro, each side answers with a message, as stages of a pipeline do. One way, all first peers send
-//! without a pause, as replicas do with their gradients.
+//! Two homes have an emulated uplink of 8 Mbps, or of as many as are named, and 20 ms each. 1, 2, 4 and 8 pairs of
+//! peers send messages at the same time. To and fro, each side answers with a message, as stages of a pipeline do. One
+//! way, all first peers send without a pause, as replicas do with their gradients.
 //!
 //! "Of best" is the time in which the messages could have crossed over the time that they took. It counts an idle
 //! uplink as lost even if nothing waits for it, as when all pairs happen to send in the same direction. "Used" counts

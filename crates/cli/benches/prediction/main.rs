@@ -111,8 +111,8 @@ impl Bench {
             return self.run_in_namespaces(testbed, rate, &job, &file, &run);
         }
         let mut command = self.train(&job, &file, &run, &self.steps);
-        if testbed.cut == Cut::Replicas {
-            command.arg("--plan").arg(self.replicated(testbed, &job)?);
+        if let Cut::Stages(stages) = testbed.cut {
+            command.arg("--plan").arg(self.replicated(testbed, stages, &job)?);
         }
         Ok(serde_json::from_slice(&succeed(&mut command)?)?)
     }
@@ -155,10 +155,9 @@ impl Bench {
         command
     }
 
-    /// A plan for the first half of the devices, with a device of the second half as the replica of each.
-    fn replicated(&self, testbed: &Testbed, job: &Path) -> Outcome<PathBuf> {
-        let half = testbed.devices.len() / 2;
-        let file = self.write("half.toml", &testbed.file(half, |i| self.profile(i)))?;
+    /// A plan for the first devices, one for each stage, with the other devices as their replicas.
+    fn replicated(&self, testbed: &Testbed, stages: usize, job: &Path) -> Outcome<PathBuf> {
+        let file = self.write("stages.toml", &testbed.file(stages, |i| self.profile(i)))?;
         let path = self.directory.join("replicas.json");
         let mut command = Command::new(&self.fusionllm);
         command.arg("plan").arg(job).arg("--testbed").arg(&file).args(["--scheduler", "equal-compute", "-o"]);
@@ -168,7 +167,8 @@ impl Bench {
         plan["peers"] = json!(names);
         for stage in plan["stages"].as_array_mut().ok_or("a plan without stages")? {
             let first = stage["peers"][0].as_u64().ok_or("a stage without peers")?;
-            stage["peers"] = json!([first, first + half as u64]);
+            let peers = first..testbed.devices.len() as u64;
+            stage["peers"] = json!(peers.step_by(stages).collect::<Vec<_>>());
         }
         std::fs::write(&path, plan.to_string())?;
         Ok(path)

@@ -21,8 +21,8 @@ pub(crate) enum Cut {
     Fastest,
     /// Evenly over all devices. The fastest cut may leave devices out, and with them their links.
     EveryDevice,
-    /// Over the first half of the devices. The second half are their replicas.
-    Replicas,
+    /// Over the first devices, as many as this. The others are their replicas, equally many of each.
+    Stages(usize),
 }
 
 /// The links between devices, in Mbps and ms.
@@ -98,7 +98,15 @@ pub(crate) const TESTBEDS: &[Testbed] = &[
         codec: "none",
         devices: &[6.5; 6],
         network: Network::Mesh { rate: 80.0, latency: 3.0 },
-        cut: Cut::Replicas,
+        cut: Cut::Stages(3),
+    },
+    Testbed {
+        name: "8 replicas with cards of 60 Mbps",
+        model: Model::Gpt2 { layers: 6, width: 256, heads: 8, context: 64, batch: 16, micro_batch: 2 },
+        codec: "none",
+        devices: &[8.5; 8],
+        network: Network::Mesh { rate: 60.0, latency: 2.0 },
+        cut: Cut::Stages(1),
     },
     Testbed {
         name: "ResNet-34, 2 uneven peers, 60 Mbps 8 ms",
@@ -137,7 +145,7 @@ impl Testbed {
         };
         let plan = match self.cut {
             Cut::EveryDevice => "plan = { scheduler = \"equal-compute\" }\n",
-            Cut::Fastest | Cut::Replicas => "",
+            Cut::Fastest | Cut::Stages(_) => "",
         };
         format!(
             "model = {model}\ndata = {data}\n{plan}compression = {{ name = \"{}\" }}\n\

@@ -6,7 +6,7 @@ use fusionllm_graph::{Graph, NodeId, Phase, StateUpdate, TrainGraph, ValueId};
 
 use super::node_stages::NodeStages;
 use super::tasks::{StageTasks, Task, order};
-use super::uses::Uses;
+use super::uses::{UseParts, Uses};
 use crate::codecs::coded_values;
 use crate::error::PlanError;
 use crate::graph_facts::cheap;
@@ -46,6 +46,8 @@ pub(super) struct Compiler<'a> {
     period: u32,
     pub(super) kind: PassKind,
     pub(super) reductions: BTreeMap<ValueId, Reduction>,
+    /// See [`Uses::parts`].
+    parts: BTreeMap<ValueId, Vec<UseParts>>,
     pub(super) reports: Vec<(String, ValueId)>,
     /// The values that a codec may apply to. There are none in an evaluation.
     pub(super) coded: BTreeSet<ValueId>,
@@ -85,6 +87,7 @@ impl<'a> Compiler<'a> {
             period: period(plan),
             kind: PassKind::Eval,
             reductions: BTreeMap::new(),
+            parts: BTreeMap::new(),
             reports,
             coded: BTreeSet::new(),
             live,
@@ -127,7 +130,8 @@ impl<'a> Compiler<'a> {
     }
 
     /// Makes it a training step. Decides where the parts of each gradient are summed and added. There is one part for
-    /// each use and each turn, whichever peer takes the turn.
+    /// each use and each turn, whichever peer takes the turn. The parts of a turn are added first, because one peer
+    /// often has all of them. If the uses have different numbers of turns, the parts are added use by use.
     pub(super) fn reduce(&mut self, train: &TrainGraph) -> Result<(), PlanError> {
         self.kind = PassKind::Train;
         self.coded = coded_values(train);
@@ -135,7 +139,7 @@ impl<'a> Compiler<'a> {
             self.delay();
         }
         for g in &train.gradients {
-            let mut parts = Vec::with_capacity(g.contributions.len());
+            let mut uses = Vec::with_capacity(g.contributions.len());
             for &value in &g.contributions {
                 let Some(maker) = self.graph.producer(value) else {
                     return Err(PlanError::Plan(format!(
@@ -143,14 +147,28 @@ impl<'a> Compiler<'a> {
                         self.graph.value(g.parameter).name
                     )));
                 };
-                let peers = &self.stage(maker).peers;
-                parts.extend((0..).zip(peers).map(|(turn, peer)| {
-                    let micro_batches = (self.plan.micro_batches - turn).div_ceil(peers.len() as u32);
-                    GradientPart { peer: PeerId(*peer), value, micro_batches }
-                }));
+                uses.push((value, self.stage(maker).peers.as_slice()));
             }
+            let turns = |(u, (_, peers)): (usize, &(ValueId, &[u32]))| (0..peers.len()).map(move |turn| (u, turn));
+            let mut order: Vec<(usize, usize)> = uses.iter().enumerate().flat_map(turns).collect();
+            let by_turn = uses.windows(2).all(|w| w[0].1.len() == w[1].1.len());
+            if by_turn {
+                order.sort_by_key(|(u, turn)| (*turn, *u));
+            }
+            let bracket = if by_turn { uses.len() as u32 } else { 1 };
+            let mut of_uses = vec![Vec::new(); uses.len()];
+            (0..).zip(&order).for_each(|(part, (u, _))| of_uses[*u].push(part));
+            for (by_turn, (value, _)) in of_uses.into_iter().zip(&uses) {
+                self.parts.entry(*value).or_default().push(UseParts { parameter: g.parameter, by_turn });
+            }
+            let part = |(u, turn): (usize, usize)| {
+                let (value, peers) = uses[u];
+                let micro_batches = (self.plan.micro_batches - turn as u32).div_ceil(peers.len() as u32);
+                GradientPart { peer: PeerId(peers[turn]), value, micro_batches }
+            };
+            let parts = order.into_iter().map(part).collect();
             let owner = self.holders[&g.parameter][0];
-            self.reductions.insert(g.parameter, Reduction { owner, parts });
+            self.reductions.insert(g.parameter, Reduction { owner, parts, bracket });
         }
         Ok(())
     }
@@ -210,12 +228,7 @@ impl<'a> Compiler<'a> {
 
     pub(super) fn uses(&self) -> Uses {
         let readers = (0..self.period).map(|m| self.readers(m)).collect();
-        let mut uses = Uses { readers, parts: BTreeMap::new(), reports: BTreeMap::new() };
-        for (parameter, reduction) in &self.reductions {
-            for (part, p) in (0..).zip(&reduction.parts) {
-                uses.parts.entry(p.value).or_default().push((*parameter, part));
-            }
-        }
+        let mut uses = Uses { readers, parts: self.parts.clone(), reports: BTreeMap::new() };
         for (r, (_, v)) in (0..).zip(&self.reports) {
             uses.reports.entry(*v).or_default().push(r);
         }

@@ -17,12 +17,14 @@ pub(super) struct Emitter<'a> {
     /// Values at hand, by micro-batch. A changing buffer is at hand once it has the content that this micro-batch must
     /// read.
     present: HashSet<(ValueId, u32)>,
+    /// The gradient parts (parameter and part) that are complete, of those that are sent.
+    complete: HashSet<(ValueId, u32)>,
     pub(super) out: Vec<Instruction>,
 }
 
 impl<'a> Emitter<'a> {
     pub(super) fn new(c: &'a Compiler<'a>, peer: PeerId, uses: &'a Uses) -> Self {
-        Self { c, peer, uses, present: HashSet::new(), out: Vec::new() }
+        Self { c, peer, uses, present: HashSet::new(), complete: HashSet::new(), out: Vec::new() }
     }
 
     pub(super) fn pass(&mut self, pass: &Pass, micro_batch: u32) {
@@ -42,18 +44,29 @@ impl<'a> Emitter<'a> {
             for to in self.uses.readers(value, micro_batch) {
                 self.out.push(Instruction::Send { tensor: Address::Value { value, micro_batch }, to });
             }
-            for (parameter, part) in self.uses.parts(value, micro_batch, turns) {
+            for (parameter, part) in self.uses.parts(value, micro_batch) {
                 self.out.push(Instruction::Accumulate { parameter, part, value, micro_batch });
-                let owner = self.c.reductions[&parameter].owner;
-                // The part is sent while the rest of the step still runs.
-                if owner != self.peer && micro_batch as usize + turns >= self.c.plan.micro_batches as usize {
-                    self.out.push(Instruction::Send { tensor: Address::Part { parameter, part }, to: owner });
+                if micro_batch as usize + turns >= self.c.plan.micro_batches as usize {
+                    self.send_part(parameter, part);
                 }
             }
             for &report in self.uses.reports.get(&value).into_iter().flatten() {
                 self.out.push(Instruction::Report { report, value, micro_batch });
             }
         }
+    }
+
+    /// Sends a complete part to the owner, while the rest of the step still runs. Parts that are sent as one wait for
+    /// the last of them.
+    fn send_part(&mut self, parameter: ValueId, part: u32) {
+        let reduction = &self.c.reductions[&parameter];
+        let (joined, to) = (reduction.joined(part), reduction.owner);
+        self.complete.insert((parameter, part));
+        if to == self.peer || !joined.clone().all(|p| self.complete.contains(&(parameter, p))) {
+            return;
+        }
+        self.out.extend(joined.clone().skip(1).map(|part| Instruction::Join { parameter, part }));
+        self.out.push(Instruction::Send { tensor: Address::Part { parameter, part: joined.start }, to });
     }
 
     fn apply(&mut self, node: NodeId, micro_batch: u32) {
@@ -128,8 +141,9 @@ impl<'a> Emitter<'a> {
         }
         let owned = || c.reductions.iter().filter(|(_, r)| r.owner == peer).map(|(parameter, r)| (*parameter, r));
         for (parameter, r) in owned() {
-            for (part, p) in (0..).zip(&r.parts).filter(|(_, p)| p.peer != peer) {
-                out.push(Instruction::Receive { tensor: Address::Part { parameter, part }, from: p.peer });
+            let from = r.terms().map(|(_, part)| (part, r.parts[part as usize].peer));
+            for (part, from) in from.filter(|(_, from)| *from != peer) {
+                out.push(Instruction::Receive { tensor: Address::Part { parameter, part }, from });
             }
             out.push(Instruction::Reduce { parameter });
         }

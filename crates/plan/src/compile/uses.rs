@@ -6,14 +6,21 @@ use fusionllm_graph::ValueId;
 
 use crate::program::PeerId;
 
+/// One use's parts of a parameter's gradient.
+#[derive(Clone)]
+pub(super) struct UseParts {
+    pub(super) parameter: ValueId,
+    /// The numbers of the parts, by turn.
+    pub(super) by_turn: Vec<u32>,
+}
+
 /// The peers that need each value.
 pub(super) struct Uses {
     /// By micro-batch of one period, and by value: the peers that receive it. For a constant, the peers that keep it.
     /// The peer that computes a value is not listed.
     pub(super) readers: Vec<BTreeMap<ValueId, BTreeSet<PeerId>>>,
-    /// By value: the gradients (parameter and part) that it is added to. Each use has one part for every turn of its
-    /// stage.
-    pub(super) parts: BTreeMap<ValueId, Vec<(ValueId, u32)>>,
+    /// By value: the gradients that it is added to.
+    pub(super) parts: BTreeMap<ValueId, Vec<UseParts>>,
     /// By value: the reports.
     pub(super) reports: BTreeMap<ValueId, Vec<u32>>,
 }
@@ -25,10 +32,10 @@ impl Uses {
         turn.get(&value).into_iter().flatten().copied()
     }
 
-    /// The gradients (parameter and part) that a micro-batch's value is added to, if its stage has this many turns.
-    pub(super) fn parts(&self, value: ValueId, micro_batch: u32, turns: usize) -> impl Iterator<Item = (ValueId, u32)> {
-        let parts = self.parts.get(&value).map_or(&[][..], Vec::as_slice);
-        parts.chunks(turns).map(move |of_use| of_use[micro_batch as usize % turns])
+    /// The gradients (parameter and part) that a micro-batch's value is added to.
+    pub(super) fn parts(&self, value: ValueId, micro_batch: u32) -> impl Iterator<Item = (ValueId, u32)> {
+        let uses = self.parts.get(&value).into_iter().flatten();
+        uses.map(move |of_use| (of_use.parameter, of_use.by_turn[micro_batch as usize % of_use.by_turn.len()]))
     }
 
     /// Whether a peer needs a value of any micro-batch.

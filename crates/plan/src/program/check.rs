@@ -1,6 +1,7 @@
 //! Validation of a Program that came over the network.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::ops::Range;
 
 use fusionllm_compress::Codec;
 use fusionllm_graph::{DType, TensorType, Value, ValueId, ValueKind};
@@ -8,6 +9,9 @@ use fusionllm_graph::{DType, TensorType, Value, ValueId, ValueKind};
 use super::{Access, Address, GradientPart, Instruction, Medium, PeerId, Program, takes_codec};
 use crate::error::PlanError;
 use crate::optimizer::MAX_SLOTS;
+
+/// Most parts of a gradient times those of a bracket: the time to check them grows with it.
+const MAX_BRACKETED: u64 = 1 << 28;
 
 type Check = Result<(), String>;
 
@@ -148,6 +152,9 @@ impl<'a> Walk<'a> {
             let ty = |v: ValueId| program.values.get(&v).map(|v| &v.ty);
             let fits = matches!(kind(*parameter), Some(ValueKind::Parameter(_)))
                 && !r.parts.is_empty()
+                && r.bracket > 0
+                && r.parts.len() % r.bracket as usize == 0
+                && r.parts.len() as u64 * u64::from(r.bracket) <= MAX_BRACKETED
                 && r.parts.iter().all(|p| ty(p.value) == ty(*parameter) && p.micro_batches > 0);
             want(fits, || format!("the gradient parts of {} do not fit it", program.name(*parameter)))?;
             let owner = held.get(parameter) == Some(&true);
@@ -223,6 +230,14 @@ impl<'a> Walk<'a> {
                 want(made, || "it is not a scalar that an operator makes")?;
                 want((report as usize) < self.program.reports.len(), || "there is no such report")
             }
+            Instruction::Join { parameter, part } => {
+                want(self.part(parameter, part)?.0.peer == self.program.peer, || "it is not this peer's part")?;
+                let joined = self.joined(parameter, part);
+                want(joined.start != part, || "the part stays alone")?;
+                self.complete(parameter, joined.start)?;
+                let mut earlier = joined.start + 1..part;
+                want(earlier.all(|p| self.is_taken(parameter, p)), || "parts must be added in their order")
+            }
             Instruction::Reduce { parameter } => {
                 want(!self.seen.contains(&Instruction::Clip), || "it comes after the verdict")?;
                 self.owns(parameter)
@@ -280,7 +295,8 @@ impl<'a> Walk<'a> {
             },
             Address::Part { parameter, part } => {
                 let (of, _) = self.part(parameter, part)?;
-                want(of.peer == from, || "it is not for this peer")?;
+                let first = self.joined(parameter, part).start == part;
+                want(of.peer == from && first, || "it is not for this peer")?;
                 self.owns(parameter)
             }
             Address::Held { value } => {
@@ -303,7 +319,11 @@ impl<'a> Walk<'a> {
             Address::Part { parameter, part } => {
                 let ours = self.part(parameter, part)?.0.peer == self.program.peer;
                 let owner = self.program.reductions.get(&parameter).map(|r| r.owner);
-                want(ours && owner == Some(to), || "the part is not this peer's, or the receiver does not own it")
+                want(ours && owner == Some(to), || "the part is not this peer's, or the receiver does not own it")?;
+                let joined = self.joined(parameter, part);
+                let mut others = joined.clone().skip(1);
+                let whole = joined.start == part && others.all(|p| self.is_taken(parameter, p));
+                want(whole, || "the parts that are sent as one are not added")
             }
             Address::Held { value } => want(self.updated.contains(&value), || "it is not updated yet"),
             Address::BufferAfter { buffer, .. } => {
@@ -369,8 +389,23 @@ impl<'a> Walk<'a> {
         }
     }
 
+    /// See [`Reduction::joined`](super::Reduction::joined).
+    fn joined(&self, parameter: ValueId, part: u32) -> Range<u32> {
+        self.program.reductions.get(&parameter).map_or(part..part + 1, |r| r.joined(part))
+    }
+
+    fn is_taken(&self, parameter: ValueId, part: u32) -> bool {
+        self.part(parameter, part).is_ok_and(|(_, state)| state == Part::Taken)
+    }
+
     /// Uses up a part, which must be complete.
     fn take(&mut self, parameter: ValueId, part: u32) -> Check {
+        self.complete(parameter, part)?;
+        self.set_part(parameter, part, Part::Taken);
+        Ok(())
+    }
+
+    fn complete(&self, parameter: ValueId, part: u32) -> Check {
         let (GradientPart { peer, micro_batches, .. }, state) = self.part(parameter, part)?;
         let ours = *peer == self.program.peer;
         let whole = match state {
@@ -378,8 +413,6 @@ impl<'a> Walk<'a> {
             Part::Received => !ours,
             Part::Taken => false,
         };
-        want(whole, || format!("part {part} is not complete"))?;
-        self.set_part(parameter, part, Part::Taken);
-        Ok(())
+        want(whole, || format!("part {part} is not complete"))
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use fusionllm_graph::{ValueId, ValueKind};
 
-use super::{Address, Instruction, Program};
+use super::{Address, GradientPart, Instruction, Program};
 
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -19,8 +19,14 @@ impl fmt::Display for Program {
             writeln!(f, "  keep {kind} {}{ty}{}", self.name(h.value), if h.owner { ", own" } else { "" })?;
         }
         for (parameter, r) in &self.reductions {
-            let parts = r.parts.iter().map(|p| format!("{} ({})", self.name(p.value), p.peer)).collect::<Vec<_>>();
-            writeln!(f, "  gradient of {} at {}: {}", self.name(*parameter), r.owner, parts.join(" + "))?;
+            let part = |p: &GradientPart| format!("{} ({})", self.name(p.value), p.peer);
+            let sum = |parts: &[GradientPart]| parts.iter().map(part).collect::<Vec<_>>().join(" + ");
+            let brackets = || r.parts.chunks(r.bracket.max(1) as usize);
+            let sums = match brackets().len() {
+                2.. if r.bracket > 1 => brackets().map(|b| format!("({})", sum(b))).collect::<Vec<_>>().join(" + "),
+                _ => sum(&r.parts),
+            };
+            writeln!(f, "  gradient of {} at {}: {sums}", self.name(*parameter), r.owner)?;
         }
         for i in &self.instructions {
             writeln!(f, "  {}", self.show(i))?;
@@ -59,6 +65,10 @@ impl Program {
             Instruction::Report { report, value, .. } => {
                 let report = self.reports.get(report as usize).map_or("?", String::as_str);
                 format!("report {} as {report}", name(value))
+            }
+            Instruction::Join { parameter, part } => {
+                let first = self.reductions.get(&parameter).map_or(part, |r| r.joined(part).start);
+                format!("add part {part} to part {first} of {}", name(parameter))
             }
             Instruction::Reduce { parameter } => format!("reduce {}", name(parameter)),
             Instruction::Clip => "clip".into(),

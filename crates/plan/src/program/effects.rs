@@ -61,9 +61,14 @@ impl Instruction {
                 each(Address::Held { value: buffer }, Access::Replace);
             }
             Self::Report { value, micro_batch, .. } => read(value, micro_batch, &mut each),
+            Self::Join { parameter, part } => {
+                let Some(reduction) = program.reductions.get(&parameter) else { return };
+                each(Address::Part { parameter, part }, Access::Take);
+                each(Address::Part { parameter, part: reduction.joined(part).start }, Access::Change);
+            }
             Self::Reduce { parameter } => {
-                let parts = program.reductions.get(&parameter).map_or(0, |r| r.parts.len() as u32);
-                (0..parts).for_each(|part| each(Address::Part { parameter, part }, Access::Take));
+                let terms = program.reductions.get(&parameter).into_iter().flat_map(|r| r.terms());
+                terms.for_each(|(_, part)| each(Address::Part { parameter, part }, Access::Take));
                 each(Address::Gradient { parameter }, Access::Make);
             }
             Self::Clip => {}

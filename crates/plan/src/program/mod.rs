@@ -12,6 +12,7 @@ mod poison;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::Range;
 
 use fusionllm_compress::{Codec, Element, HEADER_BYTES, exact_bytes};
 use fusionllm_graph::{DType, Node, NodeId, TensorType, Value, ValueId};
@@ -105,7 +106,14 @@ pub enum Instruction {
         /// The micro-batch.
         micro_batch: u32,
     },
-    /// Adds a parameter's parts, in order, into its gradient.
+    /// Adds a complete part to the first of the parts with which it is sent. See [`Reduction::joined`].
+    Join {
+        /// The parameter.
+        parameter: ValueId,
+        /// Index in [`Reduction::parts`].
+        part: u32,
+    },
+    /// Adds a parameter's terms into its gradient. See [`Reduction::terms`].
     Reduce {
         /// The parameter.
         parameter: ValueId,
@@ -148,7 +156,7 @@ impl Instruction {
             | Self::Accumulate { micro_batch, .. }
             | Self::UpdateState { micro_batch, .. }
             | Self::Report { micro_batch, .. } => Some(micro_batch),
-            Self::Reduce { .. } | Self::Clip | Self::Update { .. } => None,
+            Self::Join { .. } | Self::Reduce { .. } | Self::Clip | Self::Update { .. } => None,
         }
     }
 }
@@ -172,6 +180,31 @@ pub struct Reduction {
     pub owner: PeerId,
     /// The parts, in the order in which they are added.
     pub parts: Vec<GradientPart>,
+    /// This many parts in succession are added first, and then these sums. It is the number of uses if all of them have
+    /// the same number of turns, and else 1.
+    pub bracket: u32,
+}
+
+impl Reduction {
+    /// The parts with which one is added before it is sent: the first ones of a bracket, if one peer sums them and does
+    /// not own the parameter. Any other part stays alone.
+    pub fn joined(&self, part: u32) -> Range<u32> {
+        let first = part - part % self.bracket.max(1);
+        let bracket = self.parts.iter().skip(first as usize).take(self.bracket as usize);
+        let peer = self.parts.get(first as usize).map(|p| p.peer).filter(|peer| *peer != self.owner);
+        let together = first..first + bracket.take_while(|p| Some(p.peer) == peer).count() as u32;
+        if together.contains(&part) { together } else { part..part + 1 }
+    }
+
+    /// The parts that the owner adds, by number of the bracket. The others are joined with one of them.
+    pub fn terms(&self) -> impl Iterator<Item = (u32, u32)> {
+        let bracket = self.bracket.max(1);
+        (0..(self.parts.len() as u32).div_ceil(bracket)).flat_map(move |number| {
+            let first = number * bracket;
+            let end = (first + bracket).min(self.parts.len() as u32);
+            std::iter::once(first).chain(self.joined(first).end..end).map(move |part| (number, part))
+        })
+    }
 }
 
 /// A tensor that a peer keeps from step to step.

@@ -1,5 +1,6 @@
 //! The search over workloads, schedules and numbers of replicas.
 
+use std::cell::OnceCell;
 use std::collections::BTreeSet;
 
 use super::atoms::ModelChain;
@@ -22,8 +23,8 @@ use crate::simulate::STEADY_TOLERANCE;
 /// Most positions for cuts in the first search.
 const MAX_COARSE_CUTS: usize = 159;
 
-/// How many pairs of workload and number of replicas are searched thoroughly.
-const THOROUGH_PAIRS: usize = 2;
+/// How many scopes are searched thoroughly.
+const THOROUGH_SCOPES: usize = 2;
 
 /// Most operators times micro-batches that are simulated to choose among the best plans.
 const MAX_SIMULATED_RUNS: usize = 600_000;
@@ -40,7 +41,10 @@ const REFINE_TRIES: usize = 3_000;
 /// Numbers of devices that may share a stage.
 const COPIES: [usize; 6] = [1, 2, 4, 8, 16, 32];
 
-/// Pairs whose estimate is at most this many times the best are refined and simulated.
+/// How many communities are also searched as if there were no other devices: those with the most speed.
+const SEARCHED_COMMUNITIES: usize = 4;
+
+/// Scopes whose estimate is at most this many times the best are refined and simulated.
 const MAX_ESTIMATE_RATIO: f64 = 1.5;
 
 /// Workloads on a cluster, ready to be planned.
@@ -66,6 +70,8 @@ struct Case<'a> {
     workload: Workload<'a>,
     model: ModelChain,
     problem: Problem,
+    /// See [`SearchSpace::communities`].
+    communities: OnceCell<Vec<Vec<u32>>>,
 }
 
 /// A plan over a workload's atoms, and the devices of each unit.
@@ -76,11 +82,20 @@ struct Choice {
     members: Vec<Vec<u32>>,
 }
 
-/// The plans that a first search found for a workload and a number of replicas.
+/// What one search looks at.
+#[derive(Clone, Copy)]
+struct Scope {
+    workload: usize,
+    /// The only community whose devices are used. `None` for all devices.
+    community: Option<usize>,
+    /// How many devices are joined as replicas.
+    copies: usize,
+}
+
+/// The plans that a first search found.
 struct Trial {
     plans: Vec<ScoredPlan>,
-    workload: usize,
-    copies: usize,
+    scope: Scope,
 }
 
 impl Trial {
@@ -138,11 +153,11 @@ impl<'a> SearchSpace<'a> {
             }
             let machines = {
                 let seconds = model_seconds(&model, &space.class);
-                let groups = space.links.groups(&space.devices, 1, 1.0, &seconds);
+                let groups = space.links.groups(std::slice::from_ref(&space.devices), 1, &seconds);
                 space.links.machines(&groups, &space.class, &seconds)
             };
             let problem = Problem::new(model.chain.clone(), machines, workload.micro_batches);
-            space.cases.push(Case { workload, model, problem });
+            space.cases.push(Case { workload, model, problem, communities: OnceCell::new() });
         }
         Ok(space)
     }
@@ -294,15 +309,16 @@ impl<'a> SearchSpace<'a> {
         Scheduled { notes, ..scheduled }
     }
 
-    /// The best plans found, the best first. They cover the workloads and numbers of replicas that come near the
-    /// best, under each schedule.
+    /// The best plans found, the best first. They cover the scopes that come near the best, under each schedule.
     fn op_fence(&self, options: &PlanOptions, tried: &mut BTreeSet<u32>) -> Result<Vec<Choice>, PlanError> {
         let mut choices: Vec<Choice> = Vec::new();
-        for (i, trial) in self.trials(options, tried).into_iter().enumerate() {
-            let Trial { plans: mut best, workload, copies } = trial;
-            let problem = self.problem(workload, copies);
+        let mut thorough = THOROUGH_SCOPES;
+        for Trial { plans: mut best, scope } in self.trials(options, tried) {
+            let Scope { workload, .. } = scope;
+            let problem = self.problem(scope);
             let cuts = coarse_cuts(&problem);
-            if i < THOROUGH_PAIRS && problem.machines.units.len() <= MAX_THOROUGH_UNITS {
+            if thorough > 0 && problem.machines.units.len() <= MAX_THOROUGH_UNITS {
+                thorough -= 1;
                 let coarse = problem.with_cuts(&cuts);
                 let known: Vec<Vec<StageRange>> = best.iter().map(|f| f.stages.clone()).collect();
                 best.extend(options.schedules.iter().filter_map(|s| op_fence(&coarse, &[*s], &known)));
@@ -326,42 +342,74 @@ impl<'a> SearchSpace<'a> {
         Ok(choices)
     }
 
-    /// The first search: for each workload and number of replicas, the best coarse plans. The best come first. It adds
-    /// the devices that it tries.
+    /// The first search: for each scope, the best coarse plans. The best come first. It adds the devices that it tries.
     fn trials(&self, options: &PlanOptions, tried: &mut BTreeSet<u32>) -> Vec<Trial> {
         let mut trials: Vec<Trial> = Vec::new();
-        for (w, case) in self.cases.iter().enumerate() {
-            let most = self.max_copies(&case.problem, options);
-            for copies in COPIES.into_iter().filter(|c| *c <= most) {
-                let problem = self.problem(w, copies);
-                tried.extend(problem.machines.units.iter().flat_map(|u| &u.members));
-                let coarse = problem.with_cuts(&coarse_cuts(&problem));
-                let known = [equal_number(&coarse), equal_compute(&coarse)];
-                // With many devices, one search covers all schedules. One for each would take too long.
-                let together = if self.devices.len() <= MAX_THOROUGH_UNITS { 1 } else { options.schedules.len() };
-                let schedules = options.schedules.chunks(together);
-                let plans = schedules.filter_map(|s| search(&coarse, s, &known, SearchDepth::Quick)).collect();
-                trials.push(Trial { plans, workload: w, copies });
-            }
+        for scope in self.scopes(options) {
+            let problem = self.problem(scope);
+            tried.extend(problem.machines.units.iter().flat_map(|u| &u.members));
+            let coarse = problem.with_cuts(&coarse_cuts(&problem));
+            let known = [equal_number(&coarse), equal_compute(&coarse)];
+            // With many devices, one search covers all schedules. One for each would take too long.
+            let together = if self.devices.len() <= MAX_THOROUGH_UNITS { 1 } else { options.schedules.len() };
+            let schedules = options.schedules.chunks(together);
+            let plans = schedules.filter_map(|s| search(&coarse, s, &known, SearchDepth::Quick)).collect();
+            trials.push(Trial { plans, scope });
         }
         trials.sort_by(|a, b| a.step().total_cmp(&b.step()));
         let shortest = trials.first().map_or(f64::INFINITY, Trial::step);
         trials.retain(|t| t.step() < MAX_ESTIMATE_RATIO * shortest);
         // If nothing fits, single devices are searched thoroughly.
         if trials.is_empty() {
-            trials.push(Trial { plans: Vec::new(), workload: 0, copies: 1 });
+            let scope = Scope { workload: 0, community: None, copies: 1 };
+            trials.push(Trial { plans: Vec::new(), scope });
         }
         trials
     }
 
-    /// A workload's problem, with devices joined in groups of `copies`.
-    fn problem(&self, workload: usize, copies: usize) -> Problem {
-        let Case { model, problem, .. } = &self.cases[workload];
-        if copies == 1 {
+    /// The scopes of a search: each workload with each number of replicas, on all devices. If they are too many for a
+    /// thorough search, then also on the fastest communities alone: a search among many easily misses the plan that
+    /// uses few of them well.
+    fn scopes(&self, options: &PlanOptions) -> Vec<Scope> {
+        let mut scopes = Vec::new();
+        for (workload, case) in self.cases.iter().enumerate() {
+            let mut among = vec![(None, self.devices.len())];
+            if self.devices.len() > MAX_THOROUGH_UNITS && self.communities(case).len() > 1 {
+                let seconds = model_seconds(&case.model, &self.class);
+                let speed = |(_, members): &(usize, &Vec<u32>)| members.iter().map(|d| 1.0 / seconds(*d)).sum::<f64>();
+                let mut fastest: Vec<(usize, &Vec<u32>)> = self.communities(case).iter().enumerate().collect();
+                fastest.sort_by(|a, b| speed(b).total_cmp(&speed(a)));
+                let fastest = fastest.into_iter().take(SEARCHED_COMMUNITIES);
+                among.extend(fastest.map(|(number, members)| (Some(number), members.len())));
+            }
+            let most = self.max_copies(&case.problem, options);
+            for (community, devices) in among {
+                let copies = COPIES.into_iter().filter(|c| *c <= most.min(devices));
+                scopes.extend(copies.map(|copies| Scope { workload, community, copies }));
+            }
+        }
+        scopes
+    }
+
+    /// The communities of the devices, for the messages of this workload.
+    fn communities<'c>(&self, case: &'c Case<'_>) -> &'c [Vec<u32>] {
+        let found = || self.links.communities(&self.devices, typical_message_bytes(&case.problem));
+        case.communities.get_or_init(found)
+    }
+
+    /// A workload's problem on the scope's devices.
+    fn problem(&self, Scope { workload, community, copies }: Scope) -> Problem {
+        let case = &self.cases[workload];
+        let Case { model, problem, .. } = case;
+        if community.is_none() && copies == 1 {
             return problem.clone();
         }
+        let communities = match community {
+            Some(c) => std::slice::from_ref(&self.communities(case)[c]),
+            None => self.communities(case),
+        };
         let seconds = model_seconds(model, &self.class);
-        let groups = self.links.groups(&self.devices, copies, typical_message_bytes(problem), &seconds);
+        let groups = self.links.groups(communities, copies, &seconds);
         let mut machines = self.links.machines(&groups, &self.class, &seconds);
         machines.units.iter_mut().for_each(|u| u.memory *= self.memory_share);
         if self.offloads {
@@ -402,7 +450,7 @@ impl<'a> SearchSpace<'a> {
 
     /// The error that says why no plan fits.
     fn misfit(&self, options: &PlanOptions) -> PlanError {
-        let Case { workload, model, problem } = &self.cases[0];
+        let Case { workload, model, problem, .. } = &self.cases[0];
         misfit(workload.forward, self.cluster, model, problem, options.schedules[0])
     }
 }

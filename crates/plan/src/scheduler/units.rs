@@ -88,32 +88,32 @@ impl<'a> DeviceLinks<'a> {
         (self.cost(a, b).seconds(bytes) + self.cost(b, a).seconds(bytes)).min(f64::MAX / 1e12)
     }
 
-    /// Groups of `copies` devices that are near each other and equally fast. Nearness is the time that `bytes` take
-    /// between them. `model_seconds` is a device's time for the whole model. Remaining devices form smaller groups.
-    /// If there are too many groups, the fastest are kept.
+    /// Communities of devices that are near each other. Nearness is the time that `bytes` take between them.
+    pub(super) fn communities(&self, devices: &[u32], bytes: f64) -> Vec<Vec<u32>> {
+        let label = communities(devices.len(), |a, b| 1.0 / self.seconds(devices[a], devices[b], bytes).max(1e-12));
+        let mut found = vec![Vec::new(); label.iter().max().map_or(0, |m| m + 1)];
+        label.into_iter().zip(devices).for_each(|(community, d)| found[community].push(*d));
+        found
+    }
+
+    /// Groups of `copies` devices of a community, which are about equally fast. `model_seconds` is a device's time for
+    /// the whole model. Remaining devices form smaller groups. If there are too many groups, the fastest are kept.
     pub(super) fn groups(
         &self,
-        devices: &[u32],
+        communities: &[Vec<u32>],
         copies: usize,
-        bytes: f64,
         model_seconds: impl Fn(u32) -> f64,
     ) -> Vec<Vec<u32>> {
-        let mut groups: Vec<Vec<u32>> = if copies == 1 {
-            devices.iter().map(|d| vec![*d]).collect()
-        } else {
-            let label = communities(devices.len(), |a, b| 1.0 / self.seconds(devices[a], devices[b], bytes).max(1e-12));
-            let count = label.iter().max().map_or(0, |m| m + 1);
-            let chunks = (0..count).flat_map(|c| {
-                let mut members: Vec<u32> = (0..devices.len()).filter(|i| label[*i] == c).map(|i| devices[i]).collect();
-                // Sorted by site first: a group within one site takes no uplink.
-                let site = |d: u32| self.cluster.devices()[d as usize].site;
-                members.sort_by(|a, b| {
-                    site(*a).cmp(&site(*b)).then(model_seconds(*a).total_cmp(&model_seconds(*b))).then(a.cmp(b))
-                });
-                members.chunks(copies).map(<[u32]>::to_vec).collect::<Vec<_>>()
+        let of_community = |members: &Vec<u32>| {
+            let mut members = members.clone();
+            // Sorted by site first: a group within one site takes no uplink.
+            let site = |d: u32| self.cluster.devices()[d as usize].site;
+            members.sort_by(|a, b| {
+                site(*a).cmp(&site(*b)).then(model_seconds(*a).total_cmp(&model_seconds(*b))).then(a.cmp(b))
             });
-            chunks.collect()
+            members.chunks(copies).map(<[u32]>::to_vec).collect::<Vec<_>>()
         };
+        let mut groups: Vec<Vec<u32>> = communities.iter().flat_map(of_community).collect();
         let speed = |g: &Vec<u32>| g.len() as f64 / g.iter().map(|d| model_seconds(*d)).fold(0.0, f64::max);
         if groups.len() > SEARCHED_UNITS {
             groups.sort_by(|a, b| speed(b).total_cmp(&speed(a)).then(a.cmp(b)));

@@ -111,9 +111,12 @@ impl<'a> Writer<'a> {
                     self.compute(Activity::WeightGrad, Some(micro_batch), seconds, held);
                 }
                 Instruction::Free { .. } | Instruction::UpdateState { .. } | Instruction::Report { .. } => {}
+                Instruction::Join { parameter, .. } => {
+                    self.compute(Activity::WeightGrad, None, self.cost(parameter)?.sum, held);
+                }
                 Instruction::Reduce { parameter } => {
                     let seconds = self.cost(parameter)?.sum;
-                    let more = program.reductions[&parameter].parts.len().saturating_sub(1);
+                    let more = program.reductions[&parameter].terms().count().saturating_sub(1);
                     self.compute(Activity::Update, None, more as f64 * seconds, held);
                 }
                 Instruction::Clip => {

@@ -181,6 +181,12 @@ impl Machine {
                 let s = (self.add)(p.tensors.get(&part).copied(), value(p, v, micro_batch));
                 p.tensors.insert(part, s);
             }
+            Instruction::Join { parameter, part } => {
+                let first = Address::Part { parameter, part: program.reductions[&parameter].joined(part).start };
+                let term = p.tensors.remove(&Address::Part { parameter, part }).unwrap();
+                let sum = (self.add)(p.tensors.get(&first).copied(), term);
+                p.tensors.insert(first, sum);
+            }
             Instruction::UpdateState { buffer, value: v, micro_batch } => {
                 let s = value(p, v, micro_batch);
                 p.tensors.insert(Address::Held { value: buffer }, s);
@@ -191,9 +197,16 @@ impl Machine {
                 assert_eq!(old, None, "reported twice");
             }
             Instruction::Reduce { parameter } => {
-                let count = program.reductions[&parameter].parts.len() as u32;
-                let parts = (0..count).map(|part| p.tensors.remove(&Address::Part { parameter, part }).unwrap());
-                let sum = parts.fold(None, |sum, part| Some((self.add)(sum, part)));
+                let mut brackets: BTreeMap<u32, Symbol> = BTreeMap::new();
+                for (bracket, part) in program.reductions[&parameter].terms() {
+                    let term = p.tensors.remove(&Address::Part { parameter, part }).unwrap();
+                    let sum = match brackets.get(&bracket) {
+                        Some(sum) => (self.add)(Some(*sum), term),
+                        None => term,
+                    };
+                    brackets.insert(bracket, sum);
+                }
+                let sum = brackets.into_values().reduce(|a, b| (self.add)(Some(a), b));
                 p.tensors.insert(Address::Gradient { parameter }, sum.unwrap());
             }
             Instruction::Clip => return p.judged,
