@@ -6,13 +6,13 @@ mod common;
 use std::collections::BTreeMap;
 
 use common::ChoiceRng;
+use common::clusters::{by_hand, cluster};
 use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{DType, Graph, TrainGraph, autodiff};
 use fusionllm_models::Gpt2Config;
 use fusionllm_plan::{
-    Card, Cluster, Compression, Device, DirectLink, Line, Link, Optimizer, PeerId, Place, Plan, PlanOptions, Program,
-    Rates, Schedule, Scheduler, SimulateOptions, Site, Workload, compile, equal_compute, message_bytes, schedule,
-    simulate,
+    Cluster, Compression, Line, Optimizer, PeerId, PlanOptions, Program, Schedule, Scheduler, SimulateOptions,
+    Workload, compile, message_bytes, schedule, simulate,
 };
 
 const OPTIMIZER: Optimizer = Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 });
@@ -25,41 +25,6 @@ fn model() -> (Graph, TrainGraph) {
     let graph = config.build(1, 16, DType::F32).unwrap();
     let train = autodiff::differentiate(&graph, graph.outputs["loss"]).unwrap();
     (graph, train)
-}
-
-/// Up to nine devices in up to three sites, with or without hosts, uplinks, links between sites and declared cards.
-fn cluster(d: &mut ChoiceRng) -> Cluster {
-    let rate = |d: &mut ChoiceRng| d.log_uniform(1e5, 1e8);
-    let link = |d: &mut ChoiceRng| Link { latency: d.log_uniform(1e-5, 1e-2), bandwidth: rate(d) };
-    let sites: Vec<Site> = (0..d.between(1, 3))
-        .map(|s| Site {
-            name: format!("site-{s}"),
-            inside: Some(link(d)),
-            uplink: Some(link(d)),
-            downlink: d.one_in(3).then(|| link(d)),
-        })
-        .collect();
-    let mut devices = Vec::new();
-    for (s, _) in sites.iter().enumerate() {
-        let network = if d.one_in(3) { Card::new(rate(d)) } else { Card::default() };
-        let (host, hosted) = (format!("host-{s}"), d.one_in(3));
-        for i in 0..d.between(1, 3) {
-            let rates = Rates { matmul: d.log_uniform(1e8, 1e11), convolution: 1e9, memory: 1e10, overhead: 1e-6 };
-            let host = hosted.then(|| host.clone());
-            let name = format!("gpu-{s}-{i}");
-            devices.push(Device { site: Some(s as u32), host, network, ..Device::new(name, rates, 1 << 30) });
-        }
-    }
-    let mut direct = Vec::new();
-    for from in 0..sites.len() as u32 {
-        for to in (0..sites.len() as u32).filter(|to| *to != from) {
-            if d.one_in(2) {
-                direct.push(DirectLink { from: Place::Site(from), to: Place::Site(to), link: link(d) });
-            }
-        }
-    }
-    let broker = if d.one_in(2) { Place::Device(0) } else { Place::Site(0) };
-    Cluster::new(devices, sites, direct, Some(broker)).unwrap()
 }
 
 /// By line: seconds that the messages of one step take at its full rate, counted from the programs alone.
@@ -77,20 +42,6 @@ fn needed(programs: &[Program], cluster: &Cluster) -> BTreeMap<Line, f64> {
         }
     }
     lines
-}
-
-/// A plan by hand: the devices in a random order, cut into stages of random numbers of replicas.
-fn by_hand(graph: &Graph, cluster: &Cluster, micro_batches: u32, d: &mut ChoiceRng) -> Plan {
-    let names: Vec<String> = cluster.devices().iter().map(|device| device.name.clone()).collect();
-    let stages = d.between(1, names.len().min(3));
-    let schedule = d.choose(&Schedule::ALL);
-    let mut plan = equal_compute(graph, &names[..stages], micro_batches, schedule).unwrap();
-    plan.peers = names;
-    // Each device beyond the stages is one more replica of one of them.
-    for peer in stages as u32..plan.peers.len() as u32 {
-        plan.stages[d.below(stages)].peers.push(peer);
-    }
-    plan
 }
 
 #[test]

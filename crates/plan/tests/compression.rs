@@ -1,6 +1,9 @@
 //! The codec of each link, by rule.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod common;
+
+use common::ChoiceRng;
 use fusionllm_compress::{Codec, Element};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -98,6 +101,32 @@ fn auto_takes_the_least_lossy_codecs_that_do_not_slow_the_step() {
     let bounded = Compression { ratio: 5.0, ..compression }.choose(&programs, Some(&slow), SGD).unwrap();
     assert!(!bounded.is_empty() && bounded.iter().all(|l| l.codec.ratio(1 << 20, Element::F32) <= 5.0), "{bounded:?}");
     assert_eq!(compression.choose(&programs, Some(&cluster(1e7, 1e9)), SGD).unwrap(), []);
+}
+
+/// Encoding takes time, too, and a rule knows shares of a line better than it knows the step.
+#[test]
+fn no_rule_that_knows_the_links_makes_a_step_slower() {
+    let config =
+        Gpt2Config { vocab_size: 128, n_positions: 16, n_embd: 16, n_layer: 2, n_head: 2, ..Gpt2Config::default() };
+    let graph = config.build(2, 16, DType::F32).unwrap();
+    let train = autodiff::differentiate(&graph, graph.outputs["loss"]).unwrap();
+    let mut kept = BTreeMap::new();
+    for seed in 0..300 {
+        let mut d = ChoiceRng::new(seed);
+        let cluster = common::clusters::cluster(&mut d);
+        let micro_batches = d.between(9, 12) as u32;
+        let mut plan = common::clusters::by_hand(&graph, &cluster, micro_batches, &mut d);
+        let programs = compile(&plan, &graph, &train).unwrap();
+        let plain = step_s(&plan, &graph, &train, &cluster);
+        for compressor in [Compressor::AdaTopK, Compressor::Auto] {
+            let rule = Compression { compressor, ratio: d.log_uniform(1.5, 100.0), ..Compression::default() };
+            plan.codecs = rule.choose(&programs, Some(&cluster), SGD).unwrap();
+            let chosen = step_s(&plan, &graph, &train, &cluster);
+            assert!(chosen <= plain, "{seed}, {compressor}: {chosen} s, {plain} s without: {:?}", plan.codecs);
+            *kept.entry(compressor.name()).or_insert(0) += usize::from(!plan.codecs.is_empty());
+        }
+    }
+    assert!(kept.values().all(|n| (50..290).contains(n)), "plans with codecs: {kept:?}");
 }
 
 #[test]

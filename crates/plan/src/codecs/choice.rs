@@ -12,7 +12,7 @@ use crate::optimizer::Optimizer;
 use crate::program::{PeerId, Program};
 use crate::simulate::{SimulateOptions, simulate};
 
-/// The most that `auto` lets a step grow, relative to the strongest codecs on every link, to use less lossy codecs.
+/// The most that rules which know the links let a step grow, relative to the shortest one, to use less lossy codecs.
 pub const SLACK: f64 = 1.005;
 
 /// A directed link: sender and receiver.
@@ -39,68 +39,29 @@ impl Compression {
         let traffic = Traffic::new(programs);
         let links: Vec<LinkEnds> = traffic.links.keys().copied().collect();
         let known = || cluster.ok_or(PlanError::UnknownLinks { compression: self.compressor.name() });
-        let codecs: Vec<Codec> = match self.compressor {
+        let codecs: BTreeMap<LinkEnds, Codec> = match self.compressor {
             Compressor::AdaTopK => {
                 let ratios = adatopk(self.ratio, &traffic.seconds(known()?)?);
-                ratios.into_iter().map(|r| if r > 1.0 { Compressor::TopK.uniform(r) } else { Codec::None }).collect()
+                let ladder = |r: f64| match r > 1.0 {
+                    true => vec![Codec::None, Compressor::TopK.uniform(r)],
+                    false => vec![Codec::None],
+                };
+                let ladders = links.into_iter().zip(ratios.into_iter().map(ladder)).collect();
+                Trial { programs: programs.to_vec(), cluster: known()?, optimizer, ladders }.mildest(&traffic)?
             }
-            Compressor::Auto => self.auto(programs, &traffic, known()?, optimizer)?.into_values().collect(),
-            name => vec![name.uniform(self.ratio); links.len()],
+            Compressor::Auto => {
+                let ladder = traffic.widest().map(|widest| self.ladder(widest)).unwrap_or_default();
+                let ladders = links.into_iter().map(|link| (link, ladder.clone())).collect();
+                Trial { programs: programs.to_vec(), cluster: known()?, optimizer, ladders }.mildest(&traffic)?
+            }
+            name => links.into_iter().map(|link| (link, name.uniform(self.ratio))).collect(),
         };
-        let all = links.into_iter().zip(codecs).map(|((from, to), codec)| LinkCodec {
+        let all = codecs.into_iter().map(|((from, to), codec)| LinkCodec {
             from,
             to,
             codec: codec.with_stochastic_rounding(self.stochastic_rounding),
         });
         Ok(all.filter(|l| traffic.saves((l.from, l.to), &l.codec)).collect())
-    }
-
-    /// Chooses for each link the least lossy codec that keeps the link from slowing the step. It never chooses top-k.
-    ///
-    /// With the strongest codec on every link, a step is as short as it can be. Codecs are then relaxed for as long as
-    /// the step stays within [`SLACK`] of that. First all links are relaxed together: neighbours in a pipeline, and links
-    /// behind one uplink, are only as fast as all of them. Then each link is relaxed a level at a time, the fastest link
-    /// first. A fast link gets a codec too, where encoding takes less of the processor than sending the bytes it saves.
-    fn auto(
-        &self,
-        programs: &[Program],
-        traffic: &Traffic,
-        cluster: &Cluster,
-        optimizer: Optimizer,
-    ) -> Result<BTreeMap<LinkEnds, Codec>, PlanError> {
-        let Some(widest) = traffic.widest() else { return Ok(BTreeMap::new()) };
-        let ladder = self.ladder(widest);
-        let seconds = traffic.seconds(cluster)?;
-        let mut order: Vec<(LinkEnds, f64)> = traffic.links.keys().copied().zip(seconds).collect();
-        order.sort_by(|a, b| a.1.total_cmp(&b.1));
-        let mut trial = Trial { programs: programs.to_vec(), cluster, optimizer, ladder: &ladder };
-        let strongest = ladder.len() - 1;
-        let mut levels: BTreeMap<LinkEnds, usize> = traffic.links.keys().map(|l| (*l, strongest)).collect();
-        let limit = SLACK * trial.step_s(&levels)?;
-        let mut common = strongest;
-        while common > 0 {
-            let milder = levels.keys().map(|l| (*l, common - 1)).collect();
-            if trial.step_s(&milder)? > limit {
-                break;
-            }
-            (levels, common) = (milder, common - 1);
-        }
-        // Each round relaxes a link by one level, so that the first links do not use up the slack of all.
-        let mut left: Vec<LinkEnds> = order.into_iter().map(|(link, _)| link).collect();
-        while !left.is_empty() {
-            let mut more = Vec::new();
-            for link in left {
-                let Some(level) = levels[&link].checked_sub(1) else { continue };
-                let mut milder = levels.clone();
-                milder.insert(link, level);
-                if trial.step_s(&milder)? <= limit {
-                    levels = milder;
-                    more.push(link);
-                }
-            }
-            left = more;
-        }
-        Ok(levels.into_iter().map(|(link, level)| (link, ladder[level])).collect())
     }
 }
 
@@ -115,14 +76,74 @@ struct Trial<'a> {
     programs: Vec<Program>,
     cluster: &'a Cluster,
     optimizer: Optimizer,
-    ladder: &'a [Codec],
+    /// By link: the codecs to choose from, the least lossy first. The first is none.
+    ladders: BTreeMap<LinkEnds, Vec<Codec>>,
 }
 
+/// By link: the place of its codec on the ladder.
+type Levels = BTreeMap<LinkEnds, usize>;
+
 impl Trial<'_> {
-    /// Seconds of a step with these levels of the ladder.
-    fn step_s(&mut self, levels: &BTreeMap<LinkEnds, usize>) -> Result<f64, PlanError> {
-        let codec = |(&(from, to), &level): (&LinkEnds, &usize)| LinkCodec { from, to, codec: self.ladder[level] };
-        let codecs: Vec<LinkCodec> = levels.iter().map(codec).collect();
+    /// For each link the least lossy codec of its ladder that keeps the link from slowing the step. So the step is no
+    /// longer than without codecs.
+    ///
+    /// All links first get the same level, since neighbours in a pipeline, and links behind one uplink, are only as fast
+    /// as all of them. The shortest of these steps sets the limit: [`SLACK`] times as long. It need not be the one with
+    /// the strongest codecs, because encoding takes time. From the least lossy level within the limit, links are then
+    /// relaxed, the fastest first. A fast link gets a codec too, where encoding takes less of the processor than sending
+    /// the bytes it saves.
+    fn mildest(mut self, traffic: &Traffic) -> Result<BTreeMap<LinkEnds, Codec>, PlanError> {
+        let strongest = self.ladders.values().map(Vec::len).max().unwrap_or(0);
+        let common = |level: usize, trial: &Self| -> Levels {
+            trial.ladders.iter().map(|(link, ladder)| (*link, level.min(ladder.len().saturating_sub(1)))).collect()
+        };
+        let mut steps = Vec::with_capacity(strongest);
+        for level in 0..strongest {
+            let levels = common(level, &self);
+            steps.push(self.step_s(&levels)?);
+        }
+        let limit = SLACK * steps.iter().copied().fold(f64::INFINITY, f64::min);
+        let mut levels = common(steps.iter().position(|step| *step <= limit).unwrap_or(0), &self);
+        let mut fastest: Vec<(LinkEnds, f64)> =
+            self.ladders.keys().copied().zip(traffic.seconds(self.cluster)?).collect();
+        fastest.sort_by(|a, b| a.1.total_cmp(&b.1));
+        // Each round relaxes a link by one level, so that the first links do not use up the slack of all.
+        let mut left: Vec<LinkEnds> = fastest.into_iter().map(|(link, _)| link).collect();
+        while !left.is_empty() {
+            left.retain(|link| levels[link] > 0);
+            left = self.relax(&left, &mut levels, limit)?;
+        }
+        let chosen = levels.into_iter().filter_map(|(link, level)| Some((link, *self.ladders[&link].get(level)?)));
+        Ok(chosen.collect())
+    }
+
+    /// Relaxes links by a level, where the step stays within the limit. Returns these links. If all of them together
+    /// slow the step, each half is tried, and so on: most links of a plan are alike.
+    fn relax(&mut self, links: &[LinkEnds], levels: &mut Levels, limit: f64) -> Result<Vec<LinkEnds>, PlanError> {
+        if links.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut milder = levels.clone();
+        milder.iter_mut().filter(|(link, _)| links.contains(link)).for_each(|(_, level)| *level -= 1);
+        if self.step_s(&milder)? <= limit {
+            *levels = milder;
+            return Ok(links.to_vec());
+        }
+        if links.len() == 1 {
+            return Ok(Vec::new());
+        }
+        let (first, second) = links.split_at(links.len() / 2);
+        let mut relaxed = self.relax(first, levels, limit)?;
+        relaxed.extend(self.relax(second, levels, limit)?);
+        Ok(relaxed)
+    }
+
+    /// Seconds of a step with these codecs.
+    fn step_s(&mut self, levels: &Levels) -> Result<f64, PlanError> {
+        let codec = |(&(from, to), &level): (&LinkEnds, &usize)| {
+            Some(LinkCodec { from, to, codec: *self.ladders[&(from, to)].get(level)? })
+        };
+        let codecs: Vec<LinkCodec> = levels.iter().filter_map(codec).collect();
         assign(&mut self.programs, &codecs);
         Ok(simulate(&self.programs, self.cluster, &SimulateOptions::new(self.optimizer))?.step_s)
     }

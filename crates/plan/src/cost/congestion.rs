@@ -43,6 +43,11 @@ pub(crate) fn send_rate(bytes: f64, round_trip_s: f64) -> f64 {
     SEND_FACTOR * bytes.clamp(INITIAL_WINDOW as f64, MAX_WINDOW as f64) / spread
 }
 
+/// The rate at which a connection sends messages that fill its window, in bytes/s.
+pub(crate) fn window_rate(round_trip_s: f64) -> f64 {
+    send_rate(MAX_WINDOW as f64, round_trip_s)
+}
+
 /// The bytes/s that a link carries for `connections` with `in_flight` bytes that are sent or wait to be: at most one
 /// window of each.
 ///

@@ -50,8 +50,8 @@ pub fn schedule(workloads: &[Workload<'_>], cluster: &Cluster, options: &PlanOpt
     let Ok(mut other) = cut(workloads, cluster, options, Some(rule)) else { return Ok(best) };
     other.compress(workloads[other.workload], options)?;
     let bound = best.lower_bound_s.min(other.lower_bound_s);
-    // With `auto`, a step may be a little longer for the sake of less lossy codecs.
-    let margin = if options.compression.compressor == Compressor::Auto { SLACK } else { 1.0 };
+    // Rules that know the links let a step be a little longer for the sake of less lossy codecs.
+    let margin = if options.compression.needs_links() { SLACK } else { 1.0 };
     if other.key(margin) < best.key(1.0) {
         best = other;
     }

@@ -14,6 +14,7 @@ use crate::cost::{Cluster, classes};
 use crate::error::PlanError;
 use crate::plan::Plan;
 use crate::program::PeerId;
+use crate::schedule::Schedule;
 use crate::search::{
     MAX_CUT_POSITIONS, MAX_THOROUGH_UNITS, MAX_UNITS, Problem, ScoredPlan, SearchDepth, StageRange, equal_compute,
     equal_number, exact, lower_bound, op_fence, polish, search, typical_message_bytes,
@@ -23,8 +24,8 @@ use crate::simulate::STEADY_TOLERANCE;
 /// Most positions for cuts in the first search.
 const MAX_COARSE_CUTS: usize = 159;
 
-/// How many scopes are searched thoroughly.
-const THOROUGH_SCOPES: usize = 2;
+/// How many scopes are searched thoroughly: few devices, and many.
+const THOROUGH_SCOPES: [usize; 2] = [2, 1];
 
 /// Most operators times micro-batches that are simulated to choose among the best plans.
 const MAX_SIMULATED_RUNS: usize = 600_000;
@@ -41,8 +42,8 @@ const REFINE_TRIES: usize = 3_000;
 /// Numbers of devices that may share a stage.
 const COPIES: [usize; 6] = [1, 2, 4, 8, 16, 32];
 
-/// How many communities are also searched as if there were no other devices: those with the most speed.
-const SEARCHED_COMMUNITIES: usize = 4;
+/// How many neighbourhoods are searched as if there were no other devices: those with the most speed.
+const SEARCHED_NEIGHBOURHOODS: usize = 3;
 
 /// Scopes whose estimate is at most this many times the best are refined and simulated.
 const MAX_ESTIMATE_RATIO: f64 = 1.5;
@@ -83,11 +84,10 @@ struct Choice {
 }
 
 /// What one search looks at.
-#[derive(Clone, Copy)]
 struct Scope {
     workload: usize,
-    /// The only community whose devices are used. `None` for all devices.
-    community: Option<usize>,
+    /// The only devices that are used. `None` for all.
+    neighbourhood: Option<Vec<u32>>,
     /// How many devices are joined as replicas.
     copies: usize,
 }
@@ -312,16 +312,16 @@ impl<'a> SearchSpace<'a> {
     /// The best plans found, the best first. They cover the scopes that come near the best, under each schedule.
     fn op_fence(&self, options: &PlanOptions, tried: &mut BTreeSet<u32>) -> Result<Vec<Choice>, PlanError> {
         let mut choices: Vec<Choice> = Vec::new();
-        let mut thorough = THOROUGH_SCOPES;
+        let mut thorough = THOROUGH_SCOPES[usize::from(self.devices.len() > MAX_THOROUGH_UNITS)];
         for Trial { plans: mut best, scope } in self.trials(options, tried) {
-            let Scope { workload, .. } = scope;
-            let problem = self.problem(scope);
+            let workload = scope.workload;
+            let problem = self.problem(&scope);
             let cuts = coarse_cuts(&problem);
             if thorough > 0 && problem.machines.units.len() <= MAX_THOROUGH_UNITS {
                 thorough -= 1;
                 let coarse = problem.with_cuts(&cuts);
                 let known: Vec<Vec<StageRange>> = best.iter().map(|f| f.stages.clone()).collect();
-                best.extend(options.schedules.iter().filter_map(|s| op_fence(&coarse, &[*s], &known)));
+                best.extend(self.at_once(options).filter_map(|s| op_fence(&coarse, s, &known)));
             }
             for plan in best.into_iter().map(|plan| refined(&problem, plan, &cuts)) {
                 for &schedule in &options.schedules {
@@ -346,14 +346,11 @@ impl<'a> SearchSpace<'a> {
     fn trials(&self, options: &PlanOptions, tried: &mut BTreeSet<u32>) -> Vec<Trial> {
         let mut trials: Vec<Trial> = Vec::new();
         for scope in self.scopes(options) {
-            let problem = self.problem(scope);
+            let problem = self.problem(&scope);
             tried.extend(problem.machines.units.iter().flat_map(|u| &u.members));
             let coarse = problem.with_cuts(&coarse_cuts(&problem));
             let known = [equal_number(&coarse), equal_compute(&coarse)];
-            // With many devices, one search covers all schedules. One for each would take too long.
-            let together = if self.devices.len() <= MAX_THOROUGH_UNITS { 1 } else { options.schedules.len() };
-            let schedules = options.schedules.chunks(together);
-            let plans = schedules.filter_map(|s| search(&coarse, s, &known, SearchDepth::Quick)).collect();
+            let plans = self.at_once(options).filter_map(|s| search(&coarse, s, &known, SearchDepth::Quick)).collect();
             trials.push(Trial { plans, scope });
         }
         trials.sort_by(|a, b| a.step().total_cmp(&b.step()));
@@ -361,31 +358,37 @@ impl<'a> SearchSpace<'a> {
         trials.retain(|t| t.step() < MAX_ESTIMATE_RATIO * shortest);
         // If nothing fits, single devices are searched thoroughly.
         if trials.is_empty() {
-            let scope = Scope { workload: 0, community: None, copies: 1 };
+            let scope = Scope { workload: 0, neighbourhood: None, copies: 1 };
             trials.push(Trial { plans: Vec::new(), scope });
         }
         trials
     }
 
+    /// The schedules that one search covers. With many devices, one search for each would take too long.
+    fn at_once<'o>(&self, options: &'o PlanOptions) -> impl Iterator<Item = &'o [Schedule]> {
+        let together = if self.devices.len() <= MAX_THOROUGH_UNITS { 1 } else { options.schedules.len() };
+        options.schedules.chunks(together)
+    }
+
     /// The scopes of a search: each workload with each number of replicas, on all devices. If they are too many for a
-    /// thorough search, then also on the fastest communities alone: a search among many easily misses the plan that
-    /// uses few of them well.
+    /// thorough search, then also on the fastest neighbourhoods alone: a search among many devices easily misses a plan
+    /// that uses few of them well.
     fn scopes(&self, options: &PlanOptions) -> Vec<Scope> {
         let mut scopes = Vec::new();
         for (workload, case) in self.cases.iter().enumerate() {
             let mut among = vec![(None, self.devices.len())];
-            if self.devices.len() > MAX_THOROUGH_UNITS && self.communities(case).len() > 1 {
+            if self.devices.len() > MAX_THOROUGH_UNITS {
                 let seconds = model_seconds(&case.model, &self.class);
-                let speed = |(_, members): &(usize, &Vec<u32>)| members.iter().map(|d| 1.0 / seconds(*d)).sum::<f64>();
-                let mut fastest: Vec<(usize, &Vec<u32>)> = self.communities(case).iter().enumerate().collect();
+                let speed = |members: &Vec<u32>| members.iter().map(|d| 1.0 / seconds(*d)).sum::<f64>();
+                let mut fastest = self.neighbourhoods(case);
                 fastest.sort_by(|a, b| speed(b).total_cmp(&speed(a)));
-                let fastest = fastest.into_iter().take(SEARCHED_COMMUNITIES);
-                among.extend(fastest.map(|(number, members)| (Some(number), members.len())));
+                fastest.truncate(SEARCHED_NEIGHBOURHOODS);
+                among.extend(fastest.into_iter().map(|members| (Some(members.clone()), members.len())));
             }
             let most = self.max_copies(&case.problem, options);
-            for (community, devices) in among {
+            for (neighbourhood, devices) in among {
                 let copies = COPIES.into_iter().filter(|c| *c <= most.min(devices));
-                scopes.extend(copies.map(|copies| Scope { workload, community, copies }));
+                scopes.extend(copies.map(|copies| Scope { workload, neighbourhood: neighbourhood.clone(), copies }));
             }
         }
         scopes
@@ -397,19 +400,36 @@ impl<'a> SearchSpace<'a> {
         case.communities.get_or_init(found)
     }
 
+    /// The communities, divided into communities again until they have few devices. What has many and cannot be divided
+    /// is left out.
+    fn neighbourhoods(&self, case: &Case<'_>) -> Vec<Vec<u32>> {
+        let bytes = typical_message_bytes(&case.problem);
+        let mut found = Vec::new();
+        let mut left = self.communities(case).to_vec();
+        while let Some(members) = left.pop() {
+            if members.len() <= MAX_THOROUGH_UNITS {
+                found.push(members);
+                continue;
+            }
+            let parts = self.links.communities(&members, bytes);
+            if parts.len() > 1 {
+                left.extend(parts);
+            }
+        }
+        found.sort();
+        found
+    }
+
     /// A workload's problem on the scope's devices.
-    fn problem(&self, Scope { workload, community, copies }: Scope) -> Problem {
-        let case = &self.cases[workload];
+    fn problem(&self, Scope { workload, neighbourhood, copies }: &Scope) -> Problem {
+        let case = &self.cases[*workload];
         let Case { model, problem, .. } = case;
-        if community.is_none() && copies == 1 {
+        if neighbourhood.is_none() && *copies == 1 {
             return problem.clone();
         }
-        let communities = match community {
-            Some(c) => std::slice::from_ref(&self.communities(case)[c]),
-            None => self.communities(case),
-        };
+        let communities = neighbourhood.as_ref().map_or_else(|| self.communities(case), std::slice::from_ref);
         let seconds = model_seconds(model, &self.class);
-        let groups = self.links.groups(communities, copies, &seconds);
+        let groups = self.links.groups(communities, *copies, &seconds);
         let mut machines = self.links.machines(&groups, &self.class, &seconds);
         machines.units.iter_mut().for_each(|u| u.memory *= self.memory_share);
         if self.offloads {

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use crate::cost::congestion::window_rate;
 use crate::cost::{Cluster, Device, Line, Place};
 use crate::program::PeerId;
 use crate::search::{LineShare, LinkCost, Machines, OffloadCost, Unit, communities};
@@ -40,6 +41,11 @@ impl<'a> DeviceLinks<'a> {
                 links.add(a, b);
             }
         }
+        for a in 0..width {
+            for b in 0..a {
+                links.limit_by_windows(a * width + b, b * width + a);
+            }
+        }
         links
     }
 
@@ -57,6 +63,14 @@ impl<'a> DeviceLinks<'a> {
                 *slot = number;
                 self.per_byte[number as usize] = 1.0 / link.bandwidth;
             }
+        }
+    }
+
+    /// Counts the windows of a connection, whose two directions are at these places.
+    fn limit_by_windows(&mut self, there: usize, back: usize) {
+        let rate = window_rate(self.costs[there].latency + self.costs[back].latency);
+        for at in [there, back] {
+            self.costs[at].window_per_byte = 1.0 / rate;
         }
     }
 
@@ -191,7 +205,7 @@ impl<'a> DeviceLinks<'a> {
                 *busy.entry(line).or_default() += part * self.per_byte[line as usize];
             }
         }
-        let of_pair = part * inside.per_byte;
+        let of_pair = part * inside.per_byte.max(inside.window_per_byte);
         busy.into_values().fold(of_pair, f64::max)
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use super::round_trip::RoundTrip;
+use crate::cost::congestion::MAX_WINDOW;
 use crate::schedule::Schedule;
 
 /// Up to this many units, OP-Fence also changes the order of units.
@@ -154,20 +155,26 @@ pub struct LinkCost {
     pub latency: f64,
     /// Seconds per byte; infinite where there is no link.
     pub per_byte: f64,
+    /// Seconds per byte of messages that fill a connection's window, which is sent once per round trip.
+    pub window_per_byte: f64,
 }
 
 impl LinkCost {
     /// No time at all.
     pub const NONE: Self = Self::new(0.0, 0.0);
 
-    /// The cost of a link.
+    /// The cost of a link on which no window limits.
     pub const fn new(latency: f64, per_byte: f64) -> Self {
-        Self { latency, per_byte }
+        Self { latency, per_byte, window_per_byte: 0.0 }
     }
 
     /// The larger of two costs in every respect.
     pub fn worse(self, other: Self) -> Self {
-        Self { latency: self.latency.max(other.latency), per_byte: self.per_byte.max(other.per_byte) }
+        Self {
+            latency: self.latency.max(other.latency),
+            per_byte: self.per_byte.max(other.per_byte),
+            window_per_byte: self.window_per_byte.max(other.window_per_byte),
+        }
     }
 
     /// Seconds from the start of sending to the arrival of the last byte.
@@ -177,7 +184,9 @@ impl LinkCost {
     }
 
     fn busy(&self, bytes: f64) -> f64 {
-        if bytes > 0.0 { bytes * self.per_byte } else { 0.0 }
+        let fills_window = bytes >= MAX_WINDOW as f64;
+        let per_byte = if fills_window { self.per_byte.max(self.window_per_byte) } else { self.per_byte };
+        if bytes > 0.0 { bytes * per_byte } else { 0.0 }
     }
 }
 

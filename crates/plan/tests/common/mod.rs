@@ -1,6 +1,7 @@
 //! Shared by the tests: random graphs, random cuts, and a machine that runs Programs on symbols.
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub(crate) mod clusters;
 pub(crate) mod machine;
 
 pub(crate) use fusionllm_graph::ChoiceRng;
