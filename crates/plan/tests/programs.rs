@@ -211,6 +211,38 @@ fn a_peer_adds_the_uses_of_a_tied_parameter_before_it_sends_them() {
     assert_eq!(machine::run(&train).0, machine::run(&alone).0);
 }
 
+/// A stranger's program adds the parts before it sends them, each once and in order.
+#[test]
+fn joined_parts_are_checked() {
+    let graph = tied();
+    let mut plan = plan_by(&graph, 2, Schedule::OneFOneB, |_| 0);
+    plan.peers = names(2);
+    plan.stages[0].peers = vec![0, 1];
+    let [train, _] = programs(&graph, &plan);
+    let joins: Vec<usize> = (0..train[1].instructions.len())
+        .filter(|at| matches!(train[1].instructions[*at], Instruction::Join { .. }))
+        .collect();
+    let [first, second] = joins[..] else { panic!("two of three parts are joined: {joins:?}") };
+    let refusal = |change: &dyn Fn(&mut Program)| {
+        let mut changed = train[1].clone();
+        change(&mut changed);
+        changed.validate().unwrap_err().to_string()
+    };
+    let unsent = refusal(&|p| drop(p.instructions.remove(second)));
+    assert!(unsent.ends_with("the parts that are sent as one are not added"), "{unsent}");
+    let swapped = refusal(&|p| p.instructions.swap(first, second));
+    assert!(swapped.ends_with("parts must be added in their order"), "{swapped}");
+    let early = refusal(&|p| p.instructions.rotate_left(first));
+    assert!(early.contains("is not complete"), "{early}");
+    for bracket in [0, 4, u32::MAX] {
+        let uneven = refusal(&|p| p.reductions.values_mut().for_each(|r| r.bracket = bracket));
+        assert_eq!(uneven, "program: the gradient parts of w do not fit it");
+    }
+    // Without a bracket, each part is a message.
+    let alone = refusal(&|p| p.reductions.values_mut().for_each(|r| r.bracket = 1));
+    assert!(alone.ends_with("the part stays alone"), "{alone}");
+}
+
 /// Without replicas only the first uses in the order of the sum can be added by another peer: the last two layers'.
 #[test]
 fn parts_are_added_early_only_in_the_order_of_the_sum() {

@@ -39,22 +39,22 @@ impl Compression {
         let traffic = Traffic::new(programs);
         let links: Vec<LinkEnds> = traffic.links.keys().copied().collect();
         let known = || cluster.ok_or(PlanError::UnknownLinks { compression: self.compressor.name() });
-        let codecs: BTreeMap<LinkEnds, Codec> = match self.compressor {
+        let ladders: BTreeMap<LinkEnds, Vec<Codec>> = match self.compressor {
             Compressor::AdaTopK => {
                 let ratios = adatopk(self.ratio, &traffic.seconds(known()?)?);
-                let ladder = |r: f64| match r > 1.0 {
-                    true => vec![Codec::None, Compressor::TopK.uniform(r)],
-                    false => vec![Codec::None],
-                };
-                let ladders = links.into_iter().zip(ratios.into_iter().map(ladder)).collect();
-                Trial { programs: programs.to_vec(), cluster: known()?, optimizer, ladders }.mildest(&traffic)?
+                let top_k = |r: f64| (r > 1.0).then(|| Compressor::TopK.uniform(r));
+                let ladder = |r| [Codec::None].into_iter().chain(top_k(r)).collect();
+                links.into_iter().zip(ratios.into_iter().map(ladder)).collect()
             }
             Compressor::Auto => {
                 let ladder = traffic.widest().map(|widest| self.ladder(widest)).unwrap_or_default();
-                let ladders = links.into_iter().map(|link| (link, ladder.clone())).collect();
-                Trial { programs: programs.to_vec(), cluster: known()?, optimizer, ladders }.mildest(&traffic)?
+                links.into_iter().map(|link| (link, ladder.clone())).collect()
             }
-            name => links.into_iter().map(|link| (link, name.uniform(self.ratio))).collect(),
+            name => links.into_iter().map(|link| (link, vec![name.uniform(self.ratio)])).collect(),
+        };
+        let codecs = match self.needs_links() {
+            true => Trial { programs: programs.to_vec(), cluster: known()?, optimizer, ladders }.mildest(&traffic)?,
+            false => ladders.into_iter().filter_map(|(link, ladder)| Some((link, *ladder.last()?))).collect(),
         };
         let all = codecs.into_iter().map(|((from, to), codec)| LinkCodec {
             from,
