@@ -228,7 +228,9 @@ fn joined_parts_are_checked() {
         change(&mut changed);
         changed.validate().unwrap_err().to_string()
     };
-    let unsent = refusal(&|p| drop(p.instructions.remove(second)));
+    let unsent = refusal(&|p| {
+        p.instructions.remove(second);
+    });
     assert!(unsent.ends_with("the parts that are sent as one are not added"), "{unsent}");
     let swapped = refusal(&|p| p.instructions.swap(first, second));
     assert!(swapped.ends_with("parts must be added in their order"), "{swapped}");
