@@ -3,36 +3,45 @@
 
     cargo build --release
     python3 scripts/compression.py headline [--peers 4] [--steps 12] [--rounds 1] [--rows ROW,ROW] [--out DIR]
-    python3 scripts/compression.py convergence [--peers 4] [--steps 400] [--codecs CODEC,CODEC] [--out DIR]
-        [--model resnet]
+    python3 scripts/compression.py convergence [--peers 4] [--steps 900] [--codecs CODEC,CODEC] [--seeds 1,2,3] [--out DIR]
+        [--model resnet] [--layers 4] [--width 128]
+    python3 scripts/compression.py table [--peers 4] [--steps 900] [--out DIR]
 
-Model: a byte-level GPT-2 of 10 million parameters on Shakespeare's plays. With --model resnet it is a ResNet-18 of
-width 16 on 10,000 images of CIFAR-10, which `examples/cifar10.sh` fetches. Every row has the same seed and data.
+Model: a byte-level GPT-2 on Shakespeare's plays, of 10 million parameters for `headline` and of 0.8 million for
+`convergence`. --layers and --width choose another size. With --model resnet it is a ResNet-18 of width 16 on 10,000
+images of CIFAR-10, which `examples/cifar10.sh` fetches. Every row has the same seed and data.
 
 Testbed: two sites with 1 Gbps inside. Each site has one uplink of 8 Mbps and 20 ms, which all its outgoing traffic
 shares. The peers joined alternately: a, b, a, b, and so on. Links are emulated, with one process a peer.
 
 A row of `headline` is SCHEDULER/CODEC, as in op-fence/auto. The ratio of top-k follows an @, as in op-fence/topk@10.
-`+shared` after the codec gives the gradient the activation's mask. `+all` after the scheduler limits the memory of the
-devices, so that the plan uses every device: the limit is the largest that does.
+`+all` after the scheduler limits the memory of the devices, so that the plan uses every device: the limit is the largest
+that does.
 
 `headline` prints a table of step times, with the rows of earlier calls that are in DIR. It splits the speed-up over
 each baseline into placement (op-fence+all/none), devices left out (op-fence/none), and codecs (op-fence/auto). With
 several rounds the rows take turns, and a row counts with the median of its rounds.
 
-`convergence` trains once with each codec. All rows have the same cut: the plan of op-fence+all without codecs. Only the
-codecs of its links differ; those of `auto` and `adatopk` are chosen for the testbed's links. Training itself goes over
-this machine's own links, so that many steps take little time. The script prints losses at equal steps, and plots
-validation loss against steps and against bytes (DIR/loss-*.svg).
+`convergence` trains once with each codec and seed. All rows have the same plan: each peer has about as many operators,
+and the cuts are where the fewest bytes cross. Only the codecs of its links differ, and every link is slow, so that each
+has one. Training itself goes over this machine's own links, so that many steps take little time. Each row is compared
+with that without a codec of the same seed, at equal steps. Rows that are in DIR are not trained again, and a row is
+kept once it is done: the command goes on where it stopped. It plots validation loss against steps and against bytes
+(DIR/loss-*.svg).
+
+`table` writes the rows of `convergence` that are in DIR to the table by which `auto` knows what codecs cost
+(`crates/plan/src/codecs/losses.json`).
 
 FUSIONLLM names the program, by default target/release/fusionllm.
 """
 
 import argparse
 import json
+import math
 import os
 import pathlib
 import shutil
+import statistics
 import subprocess
 import sys
 
@@ -41,10 +50,10 @@ from common import ROOT, add_results, answer, machine, program, summary, write_r
 BASELINES = ["equal-number/none", "equal-compute/none"]
 SPLIT = [("placement", "op-fence+all/none"), ("devices left out", "op-fence/none"), ("codecs", "op-fence/auto")]
 ROWS = BASELINES + [row for _, row in SPLIT]
-CUT = "op-fence+all"
-CODECS = ["none", "bf16", "int8", "int4-hadamard", "int4", "nvfp4", "topk@10", "topk@30", "adatopk@30", "topk@100",
-          "topk@10+shared", "topk@30+shared", "adatopk@30+shared", "auto"]
-RATIOS = {"topk": 30, "adatopk": 30, "auto": 30}
+CUT = "equal-number"
+CODECS = ["none", "topk@7", "topk@10", "int8", "topk@5", "topk@15", "int4-hadamard", "adatopk-published@30", "auto"]
+RATIOS = {"topk": 10, "auto": 30}
+TABLE = ROOT / "crates/plan/src/codecs/losses.json"
 RESNET = """
 [model]
 family = "resnet"
@@ -66,9 +75,9 @@ optimizer = {{ name = "sgd", lr = 0.1, momentum = 0.9, weight_decay = 5e-4, warm
 GPT2 = """
 [model]
 family = "gpt2"
-n_layer = 8
-n_embd = 320
-n_head = 5
+n_layer = {layers}
+n_embd = {width}
+n_head = {heads}
 resid_pdrop = 0.0
 embd_pdrop = 0.0
 attn_pdrop = 0.0
@@ -78,32 +87,45 @@ files = ["{data}/tinyshakespeare.txt"]
 tokenizer = "bytes"
 context = 128
 [train]
-steps = 1000
+steps = 2000
 batch = 16
-micro_batch = 2
+micro_batch = {micro_batch}
 seed = 1
-optimizer = {{ name = "adamw", lr = 1e-3, weight_decay = 0.1, betas = [0.9, 0.99], clip = 1.0, warmup = 50 }}
+optimizer = {{ name = "adamw", lr = {lr}, weight_decay = 0.1, betas = [0.9, 0.99], clip = 1.0, warmup = 100 }}
 """
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["headline", "convergence"])
+    parser.add_argument("what", choices=["headline", "convergence", "table"])
     parser.add_argument("--peers", type=int, default=4)
-    parser.add_argument("--steps", type=int, help="12 by default, 400 for convergence")
+    parser.add_argument("--steps", type=int, help="12 by default, 900 for convergence")
     parser.add_argument("--baseline-steps", type=int, default=3, help="steps of the slow baselines, for headline")
     parser.add_argument("--rounds", type=int, default=1, help="runs of each row, for headline")
     parser.add_argument("--rows", default=",".join(ROWS), help="of headline, separated by commas")
     parser.add_argument("--codecs", default=",".join(CODECS), help="of convergence, separated by commas")
+    parser.add_argument("--seeds", default="1", help="of convergence, separated by commas")
     parser.add_argument("--uplink", default="8 Mbps")
     parser.add_argument("--model", choices=["gpt2", "resnet"], default="gpt2")
+    parser.add_argument("--layers", type=int, help="of GPT-2: 8 by default, 4 for convergence")
+    parser.add_argument("--width", type=int, help="of GPT-2: 320 by default, 128 for convergence")
     parser.add_argument("--data", type=pathlib.Path, default=ROOT / "examples/data", help="folder of the data")
     parser.add_argument("--out", type=pathlib.Path, default="compression-results")
     add_results(parser)
     a = parser.parse_args()
-    a.out = a.out.resolve() / a.model
+    small = a.what != "headline"
+    a.layers = a.layers or (4 if small else 8)
+    a.width = a.width or (128 if small else 320)
+    a.steps = a.steps or (900 if small else 12)
+    a.out = a.out.resolve()
+    if a.what == "table":
+        return table(a)
+    a.out = a.out / (f"gpt2-{a.layers}-{a.width}" if a.model == "gpt2" else a.model)
     a.out.mkdir(parents=True, exist_ok=True)
-    job = {"gpt2": GPT2, "resnet": RESNET}[a.model].format(data=a.data.resolve())
+    # A head has 32 numbers in the small model, and 64 in larger ones.
+    gpt2 = {"layers": a.layers, "width": a.width, "heads": a.width // (64 if a.width >= 320 else 32),
+            "micro_batch": 4 if small else 2, "lr": 2e-3 if small else 1e-3}
+    job = {"gpt2": GPT2, "resnet": RESNET}[a.model].format(data=a.data.resolve(), **gpt2)
     (a.out / "job.toml").write_text(job)
     (headline if a.what == "headline" else convergence)(a)
 
@@ -174,14 +196,10 @@ def overrides(row):
     scheduler, slash, codec = row.partition("/")
     if not slash:
         sys.exit(f"there is no row {row!r}; a row is a scheduler and a codec, as in {ROWS[-1]}")
-    codec, _, masks = codec.partition("+")
-    if masks not in ("", "shared"):
-        sys.exit(f"there is no row {row!r}; only `shared` may follow the + of a codec")
     name, _, ratio = codec.partition("@")
     ratio = ratio or RATIOS.get(name)
     settings = [f"plan.scheduler={scheduler.removesuffix('+all')}", f"compression.name={name}"]
     settings += [f"compression.ratio={ratio}"] if ratio else []
-    settings += ["compression.shared_masks=true"] if masks else []
     return [part for setting in settings for part in ("--set", setting)]
 
 
@@ -195,7 +213,7 @@ def headline(a):
     quiet = ["--set", "eval.every=0", "--set", "checkpoint.every=0"]
     for row, shaped in rows * a.rounds:
         label = row if shaped else f"{row} (links of 10 Gbps)"
-        steps = a.baseline_steps if row in BASELINES else a.steps or 12
+        steps = a.baseline_steps if row in BASELINES else a.steps
         run = directory(a, "shaped" if shaped else "free", row)
         bed = testbed_of(a, row, shaped)
         summary = train(a, run, [*overrides(row), *quiet], ["--steps", str(steps), "--testbed", bed])
@@ -251,19 +269,52 @@ def split(results):
     return factors
 
 
+def slow_testbed(a):
+    """Devices that are all alike on every machine, and no two of them in one site."""
+    path = a.out / f"slow-{a.peers}.toml"
+    slowdown = max(1.0, 2 * a.peers / (os.cpu_count() or 1))
+    path.write_text("".join(
+        f'[[device]]\nname = "peer-{i}"\nsite = "{i}"\ntflops = 0.05\nmemory_bandwidth = "10 GB/s"\nmemory = "4 GiB"\n'
+        f'slowdown = {slowdown}\n[[site]]\nname = "{i}"\nrate = "1 Gbps"\nuplink = {{ rate = "{a.uplink}", latency = "20 ms" }}\n'
+        for i in range(a.peers)))
+    return path
+
+
+def fixed_plan(a):
+    """The plan that all rows of `convergence` share. Its cuts are moved to where the fewest bytes cross."""
+    path = a.out / f"cut-{a.peers}.json"
+    if not path.exists():
+        answer(program(), "plan", a.out / "job.toml", "--testbed", slow_testbed(a), "-o", path, *overrides(f"{CUT}/none"))
+        plan = json.loads(path.read_text())
+        nodes, values = plan["model"]["nodes"], plan["model"]["values"]
+        size = {"f32": 4, "bf16": 2, "i64": 8, "bool": 1}
+        last = {v: n for n, node in enumerate(nodes) for v in node["inputs"]}
+        maker = {v: n for n, node in enumerate(nodes) for v in node["outputs"]}
+
+        def crossing(at):
+            types = (values[v]["type"] for v, n in maker.items() if n < at <= last.get(v, -1))
+            return sum(math.prod(ty["shape"]) * size.get(ty["dtype"], 4) for ty in types)
+        cuts, reach = [0], len(nodes) // (2 * a.peers)
+        for i in range(1, a.peers):
+            middle = i * len(nodes) // a.peers
+            near = range(max(cuts[-1] + 1, middle - reach), min(len(nodes), middle + reach))
+            cuts.append(min(near, key=lambda at: (crossing(at), abs(at - middle))))
+        for stage, begin, end in zip(plan["stages"], cuts, [*cuts[1:], len(nodes)]):
+            stage["nodes"] = list(range(begin, end))
+        path.write_text(json.dumps(plan))
+    return path
+
+
 def plan_with(a, codec):
-    """The plan that all rows of `convergence` share, with this codec on its links. One step over the emulated links
-    makes it, because `auto` and `adatopk` must know them."""
-    row = f"{CUT}/none"
-    plan = directory(a, "cut", row).with_suffix(".json")
-    if not plan.exists():
-        answer(program(), "plan", a.out / "job.toml", "--testbed", testbed_of(a, row), "-o", plan, *overrides(row))
+    """The fixed plan, with this codec on its links. One step over the emulated links makes it, because rules that go by
+    need must know them."""
+    plan = fixed_plan(a)
     if codec == "none":
         return plan
     run = directory(a, "coded", codec)
     quiet = ["--set", "eval.every=0", "--set", "checkpoint.every=0"]
     settings = [*overrides(f"{CUT}/{codec}"), *quiet]
-    if train(a, run, settings, ["--steps", "1", "--plan", plan, "--testbed", testbed_of(a, row)]) is None:
+    if train(a, run, settings, ["--steps", "1", "--plan", plan, "--testbed", slow_testbed(a)]) is None:
         return None
     cut, same_cut = (json.loads(path.read_text())["stages"] for path in (plan, run / "plan.json"))
     if cut != same_cut:
@@ -272,39 +323,75 @@ def plan_with(a, codec):
 
 
 def convergence(a):
-    steps = a.steps or 400
-    kept = a.out / f"convergence-{a.peers}-{steps}.json"
+    kept = a.out / f"convergence-{a.peers}-{a.steps}.json"
     curves = json.loads(kept.read_text()) if kept.exists() else {}
-    for codec in (codec for codec in a.codecs.split(",") if codec not in curves):
+    wanted = [(codec, seed) for seed in a.seeds.split(",") for codec in a.codecs.split(",")]
+    for codec, seed in wanted:
+        if seed in curves.get(codec, {}):
+            continue
         plan = plan_with(a, codec)
-        settings = ["--set", f"eval.every={min(50, steps)}", "--set", "eval.batches=10", "--set", "checkpoint.every=0"]
-        run = directory(a, "learned", codec)
-        if plan is None or train(a, run, settings, ["--steps", str(steps), "--plan", plan]) is None:
+        settings = {"eval.every": min(100, a.steps), "eval.batches": 24, "checkpoint.every": 0, "train.seed": seed}
+        settings = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+        run = directory(a, "learned", f"{codec}-{seed}")
+        if plan is None or train(a, run, settings, ["--steps", str(a.steps), "--plan", plan]) is None:
             continue
         bytes_sent, points = 0, []
         for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
             bytes_sent += line["bytes_sent"]
             if "val_loss" in line:
                 points.append((line["step"], bytes_sent, line["val_loss"]))
-        curves[codec] = points
+        curves.setdefault(codec, {})[seed] = points
         kept.write_text(json.dumps(curves, indent=1))
-        print(f"{codec}: {points[-1][2]:.4f}", file=sys.stderr)
+        print(f"{codec}, seed {seed}: {points[-1][2]:.4f}", file=sys.stderr)
     if "none" not in curves:
         sys.exit("there is no row without codecs to compare with")
-    rows = []
-    print(f"{machine()}; the cut of {CUT}\n")
-    print("| codec | steps | validation loss | against none | MB |\n| --- | --- | --- | --- | --- |")
-    for codec, points in curves.items():
-        # At the last step that both have reached.
-        at = min(points[-1][0], curves["none"][-1][0])
-        mine, exact = (next(point for point in curves[row] if point[0] == at) for row in (codec, "none"))
-        change = 100 * (mine[2] / exact[2] - 1)
-        rows.append({"codec": codec, "step": at, "val_loss": mine[2], "change_percent": change, "bytes": mine[1]})
-        print(f"| {codec} | {at} | {mine[2]:.4f} | {change:+.2f} % | {mine[1] / 1e6:.0f} |")
-    write_results(a.results, {"model": a.model, "steps": steps, "cut": CUT, "rows": rows})
+    rows = changes(curves)
+    print(f"{machine()}; {a.model}, the cut of {CUT}, {a.steps} steps\n")
+    print("| codec | validation loss by seed | against none | mean | MB |\n| --- | --- | --- | --- | --- |")
+    for row in rows:
+        losses, each = (", ".join(f"{x:{form}}" for x in row[key]) for key, form in
+                        [("val_loss", ".4f"), ("change_percent", "+.2f")])
+        mean = statistics.mean(row["change_percent"])
+        print(f"| {row['codec']} | {losses} | {each} % | {mean:+.2f} % | {row['bytes'] / 1e6:.0f} |")
+    write_results(a.results, {"model": a.model, "layers": a.layers, "width": a.width, "steps": a.steps, "cut": CUT,
+                              "rows": rows})
     for index, name in enumerate(["steps", "bytes"]):
-        lines = {codec: [(point[index], point[2]) for point in points] for codec, points in curves.items()}
+        first = {codec: next(iter(of.values())) for codec, of in curves.items()}
+        lines = {codec: [(point[index], point[2]) for point in points] for codec, points in first.items()}
         plot(a.out / f"loss-{a.peers}-{name}.svg", lines, name)
+
+
+def changes(curves):
+    """By codec: the last losses, and their change against the same seed without a codec."""
+    rows = []
+    for codec, of in curves.items():
+        seeds = [seed for seed in of if seed in curves["none"]]
+        losses = [of[seed][-1][2] for seed in seeds]
+        change = [100 * (loss / curves["none"][seed][-1][2] - 1) for seed, loss in zip(seeds, losses)]
+        if seeds:
+            rows.append({"codec": codec, "seeds": list(map(int, seeds)), "val_loss": losses, "change_percent": change,
+                         "bytes": of[seeds[0]][-1][1]})
+    return rows
+
+
+def table(a):
+    """Rows of the small GPT-2 alone: that of twice the width and the ResNet are there for the trend."""
+    width, layers = 128, 4
+    results = a.out / f"gpt2-{layers}-{width}" / f"convergence-{a.peers}-{a.steps}.json"
+    if not results.exists():
+        sys.exit(f"there is no {results}; run `scripts/compression.py convergence` first")
+    rows = {}
+    for row in changes(json.loads(results.read_text())):
+        name, _, ratio = row["codec"].partition("@")
+        if name not in ("topk", "int8", "int4-hadamard"):
+            continue
+        entry = {"codec": name} | ({"ratio": float(ratio)} if ratio else {})
+        entry |= {"seeds": row["seeds"], "change_percent": [round(x, 2) for x in row["change_percent"]]}
+        rows[row["codec"]] = entry
+    about = {"model": "gpt2", "layers": layers, "width": width, "cuts": a.peers - 1, "steps": a.steps}
+    lines = ",\n".join(f"    {json.dumps(row)}" for row in rows.values())
+    TABLE.write_text(f'{{\n  "measured": {json.dumps(about)},\n  "rows": [\n{lines}\n  ]\n}}\n')
+    print(TABLE)
 
 
 COLOURS = ["#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0",

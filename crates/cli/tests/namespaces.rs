@@ -122,7 +122,8 @@ fn a_slow_uplink_is_found_by_measuring() -> Result<(), Missing> {
         let mut of = links.filter(|l| l["from"] == from && l["to"] != "broker").map(|l| l["codec"].clone());
         of.next().unwrap()
     };
-    assert_eq!((codec("host-1"), codec("host-2")), ("none".into(), "adatopk".into()));
+    assert_eq!(codec("host-1"), "none");
+    assert_ne!(codec("host-2"), "none");
     Ok(())
 }
 

@@ -344,7 +344,7 @@ fn compressed_losses_over_processes_are_those_over_threads() {
 fn a_codec_that_is_too_strong_gives_way() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("run");
-    let settings = ["name=topk", "ratio=100", "guard=true", "error_feedback=true", "spectral_watch=50"];
+    let settings = ["name=topk", "ratio=100", "guard=true", "spectral_watch=50"];
     let settings = settings.map(|s| format!("--set=compression.{s}"));
     let mut command = fusionllm();
     let testbed = directory.path().join("testbed.toml");

@@ -20,7 +20,7 @@ pub enum Codec {
     None,
     /// bfloat16, rounded to nearest: 2 times smaller.
     Bf16,
-    /// Integers in blocks that share a scale: about 4 times (8 bits) or 7 times (4 bits) smaller.
+    /// Integers in blocks that share a scale: about 4 times (8 bits) to 9 times (3 bits) smaller.
     Int(IntBlocks),
     /// NVIDIA's 4-bit floats: 7 times smaller. Blocks of 16 E2M1 numbers share an E4M3 scale; the tensor has one f32
     /// scale.
@@ -48,23 +48,22 @@ pub struct IntBlocks {
 pub struct TopK {
     /// Bytes of the tensor over bytes on the wire, including the indices. It is at least 1.
     pub ratio: f64,
-    /// The format of the kept values.
+    /// The format of the kept values. If there is none, they are integers of as many bits as suit the ratio:
+    /// [`Self::bits_for`].
     #[serde(default)]
-    pub values: ValueFormat,
+    pub values: Option<ValueFormat>,
 }
 
 /// The format of the values that top-k keeps.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ValueFormat {
     /// The exact numbers.
     F32,
     /// bfloat16, rounded to nearest.
     Bf16,
-    /// 8-bit integers in blocks of 32 that share a scale. At the same ratio this keeps more than twice as many entries
-    /// as f32.
-    #[default]
-    Int8,
+    /// Integers in blocks of 32 that share a scale.
+    Int(Bits),
 }
 
 impl Codec {
@@ -78,7 +77,7 @@ impl Codec {
             "int4" => int(Bits::Four, false),
             "int4-hadamard" => int(Bits::Four, true),
             "nvfp4" => Self::Nvfp4,
-            "topk" => Self::TopK(TopK { ratio, values: ValueFormat::default() }),
+            "topk" => Self::TopK(TopK { ratio, values: None }),
             _ => return None,
         })
     }
@@ -88,26 +87,37 @@ impl Codec {
         match self {
             Self::None => "none",
             Self::Bf16 => "bf16",
-            Self::Int(IntBlocks { bits: Bits::Eight, rotate: false, .. }) => "int8",
-            Self::Int(IntBlocks { bits: Bits::Eight, rotate: true, .. }) => "int8-hadamard",
-            Self::Int(IntBlocks { bits: Bits::Four, rotate: false, .. }) => "int4",
-            Self::Int(IntBlocks { bits: Bits::Four, rotate: true, .. }) => "int4-hadamard",
+            Self::Int(IntBlocks { bits, rotate: false, .. }) => match bits {
+                Bits::Three => "int3",
+                Bits::Four => "int4",
+                Bits::Five => "int5",
+                Bits::Six => "int6",
+                Bits::Eight => "int8",
+            },
+            Self::Int(IntBlocks { bits, rotate: true, .. }) => match bits {
+                Bits::Three => "int3-hadamard",
+                Bits::Four => "int4-hadamard",
+                Bits::Five => "int5-hadamard",
+                Bits::Six => "int6-hadamard",
+                Bits::Eight => "int8-hadamard",
+            },
             Self::Nvfp4 => "nvfp4",
             Self::TopK(_) => "topk",
         }
     }
 
-    /// The next less lossy codec. Top-k first halves its ratio, down to 10. Then follow 4-bit and 8-bit integers, bf16,
-    /// and none.
+    /// The next less lossy codec. Top-k first halves its ratio, down to 10. Then follow ratios of 7 and 5, integers of
+    /// 8 bits, bf16, and none.
     pub fn less_lossy(self) -> Self {
+        let eight = |form| Self::Int(IntBlocks { bits: Bits::Eight, rotate: false, ..form });
+        let plain = IntBlocks { bits: Bits::Eight, rotate: false, stochastic: false };
         match self {
             Self::TopK(top) if top.ratio > 10.0 => Self::TopK(TopK { ratio: (top.ratio / 2.0).max(10.0), ..top }),
-            Self::TopK(_) => Self::Int(IntBlocks { bits: Bits::Four, rotate: true, stochastic: false }),
-            Self::Int(form @ IntBlocks { bits: Bits::Four, .. }) => {
-                Self::Int(IntBlocks { bits: Bits::Eight, rotate: false, ..form })
-            }
-            Self::Nvfp4 => Self::Int(IntBlocks { bits: Bits::Eight, rotate: false, stochastic: false }),
+            Self::TopK(top) if top.ratio > 7.0 => Self::TopK(TopK { ratio: 7.0, ..top }),
+            Self::TopK(top) if top.ratio > 5.0 => Self::TopK(TopK { ratio: 5.0, ..top }),
+            Self::TopK(_) | Self::Nvfp4 => eight(plain),
             Self::Int(IntBlocks { bits: Bits::Eight, .. }) => Self::Bf16,
+            Self::Int(form) => eight(form),
             Self::Bf16 | Self::None => Self::None,
         }
     }
@@ -124,6 +134,16 @@ impl Codec {
     /// used.
     pub fn bytes(&self, n: usize, element: Element) -> usize {
         self.coded_bytes(n, element).min(exact_bytes(n, element))
+    }
+
+    /// [`Self::bytes`] of a gradient whose receiver sent `kept` of the activation's entries: see
+    /// [`Encoder::encode_under`](crate::Encoder::encode_under).
+    pub fn bytes_under(&self, n: usize, element: Element, kept: usize) -> usize {
+        let bytes = self.bytes(n, element);
+        match self {
+            Self::TopK(top) => bytes.min(masked_bytes(kept, top.kept(n, element).values)),
+            _ => bytes,
+        }
     }
 
     /// Bytes of `n` elements over their encoded size.
@@ -178,20 +198,35 @@ impl TopK {
         (HEADER_BYTES + top_bytes(n, count, values)) as f64 / (element.bytes() * count.max(1)) as f64
     }
 
+    /// The bits of kept values that do the least harm at a ratio of bytes, when numbers of `element` are sent.
+    ///
+    /// What counts is how many bits an entry gets on the wire. In trials with a small GPT-2, sparse activations of f32
+    /// did the least harm with 5 bits a value at 7 times fewer bytes, and with 4 bits at 10 times fewer
+    /// (`scripts/compression.py convergence`).
+    pub fn bits_for(ratio: f64, element: Element) -> Bits {
+        let entry = 8.0 * element.bytes() as f64 / ratio;
+        if entry >= 5.5 {
+            Bits::Six
+        } else if entry >= 3.8 {
+            Bits::Five
+        } else {
+            Bits::Four
+        }
+    }
+
     /// The number of entries kept of `n`, and their format. If all entries fit the ratio, wider formats are tried, up
     /// to that of the elements: they lose less at the same ratio.
     pub(crate) fn kept(&self, n: usize, element: Element) -> Kept {
-        use ValueFormat::{Bf16, F32, Int8};
+        use ValueFormat::{Bf16, F32, Int};
         let budget = exact_bytes(n, element) as f64 / self.ratio.max(1.0);
-        let widths: &[ValueFormat] = match (element, self.values) {
-            (Element::F32, Int8) => &[Int8, Bf16, F32],
-            (Element::F32, Bf16) => &[Bf16, F32],
-            (Element::F32, F32) => &[F32],
-            (Element::Bf16, Int8) => &[Int8, Bf16],
-            (Element::Bf16, Bf16 | F32) => &[Bf16],
+        let widths = Bits::ALL.map(Int).into_iter().chain([Bf16]).chain((element == Element::F32).then_some(F32));
+        // The elements are as wide as bf16: they have no more bits.
+        let first = match self.values.unwrap_or(Int(Self::bits_for(self.ratio, element))) {
+            F32 if element == Element::Bf16 => Bf16,
+            values => values,
         };
-        let mut kept = Kept { values: self.values, count: 0 };
-        for &values in widths {
+        let mut kept = Kept { values: first, count: 0 };
+        for values in widths.skip_while(|values| *values != first) {
             let count = largest_fitting(n, |k| (HEADER_BYTES + top_bytes(n, k, values)) as f64 <= budget);
             kept = Kept { values, count };
             if count < n {
@@ -228,17 +263,32 @@ pub(crate) fn top_bytes(n: usize, k: usize, values: ValueFormat) -> usize {
     4 + Indices::new(n, k).bytes() + values.bytes(k)
 }
 
+/// The encoded size of `k` values without their places.
+pub(crate) fn masked_bytes(k: usize, values: ValueFormat) -> usize {
+    HEADER_BYTES + 4 + values.bytes(k)
+}
+
 impl ValueFormat {
+    /// Its number on the wire.
+    pub(crate) fn byte(self) -> u8 {
+        match self {
+            Self::F32 => 0,
+            Self::Bf16 => 1,
+            Self::Int(bits) => bits.count() as u8,
+        }
+    }
+
     /// The format with this number on the wire.
     pub(crate) fn from_byte(byte: u8) -> Option<Self> {
-        [Self::F32, Self::Bf16, Self::Int8].into_iter().find(|v| *v as u8 == byte)
+        let all = [Self::F32, Self::Bf16].into_iter().chain(Bits::ALL.map(Self::Int));
+        all.into_iter().find(|v| v.byte() == byte)
     }
 
     pub(crate) fn bytes(self, k: usize) -> usize {
         match self {
             Self::F32 => 4 * k,
             Self::Bf16 => 2 * k,
-            Self::Int8 => block::bytes(Bits::Eight, k),
+            Self::Int(bits) => block::bytes(bits, k),
         }
     }
 }
@@ -264,10 +314,33 @@ mod tests {
             codec = codec.less_lossy();
             names.push(codec.to_string());
         }
-        let top_k = ["topk 64x", "topk 32x", "topk 16x", "topk 10x"];
-        assert_eq!(names, [&top_k[..], &["int4-hadamard", "int8", "bf16", "none"]].concat());
+        let top_k = ["topk 64x", "topk 32x", "topk 16x", "topk 10x", "topk 7x", "topk 5x"];
+        assert_eq!(names, [&top_k[..], &["int8", "bf16", "none"]].concat());
         assert_eq!(Codec::Nvfp4.less_lossy().name(), "int8");
         assert_eq!(Codec::None.less_lossy(), Codec::None);
+    }
+
+    /// The trials' best: 5 bits at 7x and 4 bits at 10x, as much of which is bits of f32 as of bf16.
+    #[test]
+    fn the_bits_of_kept_values_follow_the_ratio() {
+        let bits = |element| [3.5, 5.0, 7.0, 10.0, 30.0].map(|ratio| TopK::bits_for(ratio, element).count());
+        assert_eq!(bits(Element::F32), [6, 6, 5, 4, 4]);
+        assert_eq!(bits(Element::Bf16), [5, 4, 4, 4, 4]);
+        // At 3x, all entries fit with six bits and with eight.
+        let at = |ratio| TopK { ratio, values: None }.kept(1 << 20, Element::F32);
+        assert_eq!((at(3.0).values, at(7.0).values), (ValueFormat::Bf16, ValueFormat::Int(Bits::Five)));
+        assert!((0.6..0.7).contains(&(at(7.0).count as f64 / (1 << 20) as f64)), "{:?}", at(7.0));
+    }
+
+    #[test]
+    fn a_gradient_under_a_mask_has_no_indices() {
+        let (n, codec) = (1 << 20, Codec::TopK(TopK { ratio: 10.0, values: None }));
+        let Codec::TopK(top) = codec else { unreachable!() };
+        let kept = top.kept_entries(n, Element::F32);
+        let (own, under) = (codec.bytes(n, Element::F32), codec.bytes_under(n, Element::F32, kept));
+        assert_eq!(own - under, n / 8, "a bit for each element is saved");
+        assert_eq!(codec.bytes_under(n, Element::F32, n), own, "a full mask needs more than its own entries");
+        assert_eq!(Codec::Bf16.bytes_under(n, Element::F32, kept), Codec::Bf16.bytes(n, Element::F32));
     }
 
     #[test]

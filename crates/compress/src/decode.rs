@@ -2,8 +2,9 @@
 
 use crate::float::{from_bf16, to_any_bf16};
 use crate::index::Indices;
+use crate::mask::{Mask, expand};
 use crate::noise::Noise;
-use crate::wire::{Form, HEADER_BYTES, VERSION};
+use crate::wire::{Form, HEADER_BYTES, ROTATED, VERSION};
 use crate::{Bits, Element, IntBlocks, ValueFormat, block, nvfp4, rotate};
 
 /// Facts about a decoded tensor.
@@ -52,27 +53,33 @@ pub enum DecodeError {
     /// Indices that are out of order, out of range, too few or too many.
     #[error("the indices of the kept entries are out of order, out of range, too few or too many")]
     Indices,
+    /// The values of a mask's entries, but the receiver has no mask, or one with another number of entries.
+    #[error(
+        "the encoded tensor has {0} entries in the places of another tensor, of which this end sent no such entries"
+    )]
+    Mask(u32),
     /// A scale that is negative or not finite.
     #[error("a scale is negative or not finite")]
     Scale,
 }
 
 /// Decodes a tensor of `out.len()` elements. Allocates nothing, and checks every length and index before its use. The
-/// numbers are such as `element` has.
+/// numbers are such as `element` has. If it is the gradient of a tensor of which this end sent a part of the entries,
+/// `mask` are their places.
 ///
 /// # Errors
 ///
 /// [`DecodeError`] if the bytes differ from the wire form in any way.
-pub fn decode(bytes: &[u8], element: Element, out: &mut [f32]) -> Result<Decoded, DecodeError> {
+pub fn decode(bytes: &[u8], element: Element, mask: Option<&Mask>, out: &mut [f32]) -> Result<Decoded, DecodeError> {
     pulp::Arch::new().dispatch(
         #[inline(always)]
-        || decode_here(bytes, element, out),
+        || decode_here(bytes, element, mask, out),
     )
 }
 
 /// `pulp` compiles this function for each width of vectors, with all that it inlines.
 #[inline(always)]
-fn decode_here(bytes: &[u8], element: Element, out: &mut [f32]) -> Result<Decoded, DecodeError> {
+fn decode_here(bytes: &[u8], element: Element, mask: Option<&Mask>, out: &mut [f32]) -> Result<Decoded, DecodeError> {
     let Some((header, body)) = bytes.split_first_chunk::<HEADER_BYTES>() else {
         return Err(DecodeError::Short(bytes.len()));
     };
@@ -98,9 +105,10 @@ fn decode_here(bytes: &[u8], element: Element, out: &mut [f32]) -> Result<Decode
             check_length(body, 2 * out.len())?;
             read_bf16(body, out);
         }
-        (Form::Int8 | Form::Int4, 0 | 1) => {
-            let bits = if form == Form::Int8 { Bits::Eight } else { Bits::Four };
-            let form = IntBlocks { bits, rotate: detail == 1, stochastic: false };
+        (Form::Int, _) => {
+            let count = usize::from(detail & !ROTATED);
+            let bits = Bits::ALL.into_iter().find(|bits| bits.count() == count).ok_or(unknown)?;
+            let form = IntBlocks { bits, rotate: detail & ROTATED != 0, stochastic: false };
             check_length(body, form.body_bytes(out.len()))?;
             read_blocks(form, body, out)?;
         }
@@ -109,6 +117,7 @@ fn decode_here(bytes: &[u8], element: Element, out: &mut [f32]) -> Result<Decode
             nvfp4::decode(body, out).ok_or(DecodeError::Scale)?;
         }
         (Form::TopK, _) => read_top(ValueFormat::from_byte(detail).ok_or(unknown)?, body, out)?,
+        (Form::Masked, _) => read_masked(ValueFormat::from_byte(detail).ok_or(unknown)?, body, mask, out)?,
         _ => return Err(unknown),
     }
     if element == Element::Bf16 && !matches!(form, Form::Exact | Form::Bf16) {
@@ -164,8 +173,7 @@ fn read_blocks(form: IntBlocks, body: &[u8], out: &mut [f32]) -> Result<(), Deco
 
 #[inline(always)]
 fn read_top(values: ValueFormat, body: &[u8], out: &mut [f32]) -> Result<(), DecodeError> {
-    let (count, body) = body.split_first_chunk::<4>().ok_or(DecodeError::Length { found: body.len(), expected: 4 })?;
-    let count = u32::from_le_bytes(*count);
+    let (count, body) = read_count(body)?;
     let k = count as usize;
     if k == 0 || k > out.len() {
         return Err(DecodeError::Kept(count));
@@ -173,36 +181,59 @@ fn read_top(values: ValueFormat, body: &[u8], out: &mut [f32]) -> Result<(), Dec
     let set = Indices::new(out.len(), k);
     check_length(body, set.bytes() + values.bytes(k))?;
     let (indices, kept) = body.split_at(set.bytes());
-    out.fill(0.0);
-    let read = match values {
-        ValueFormat::F32 => {
-            let (kept, _) = kept.as_chunks::<4>();
-            set.read(
-                indices,
-                #[inline(always)]
-                |rank, i| out[i] = f32::from_le_bytes(kept[rank]),
-            )
-        }
-        ValueFormat::Bf16 => {
-            let (kept, _) = kept.as_chunks::<2>();
-            set.read(
-                indices,
-                #[inline(always)]
-                |rank, i| out[i] = from_bf16(u16::from_le_bytes(kept[rank])),
-            )
-        }
-        ValueFormat::Int8 => {
-            let (scales, codes) = kept.split_at(block::scale_bytes(k));
+    let begin = out.len() - k;
+    read_values(values, kept, &mut out[begin..])?;
+    if let Some(words) = set.bitmap(indices) {
+        expand(words, k, out);
+        return Ok(());
+    }
+    // The values move to their places in ascending order. None is overwritten before, as none moves up.
+    let mut next = 0;
+    let read = set.read(
+        indices,
+        #[inline(always)]
+        |rank, i| {
+            let x = out[begin + rank];
+            out[next..i].fill(0.0);
+            out[i] = x;
+            next = i + 1;
+        },
+    );
+    out[next..].fill(0.0);
+    read.ok_or(DecodeError::Indices)
+}
+
+#[inline(always)]
+fn read_masked(values: ValueFormat, body: &[u8], mask: Option<&Mask>, out: &mut [f32]) -> Result<(), DecodeError> {
+    let (count, body) = read_count(body)?;
+    let k = count as usize;
+    let mask = mask.filter(|mask| mask.elements() == out.len() && mask.kept() == k).ok_or(DecodeError::Mask(count))?;
+    check_length(body, values.bytes(k))?;
+    let begin = out.len() - k;
+    read_values(values, body, &mut out[begin..])?;
+    expand(mask.words().iter().copied(), k, out);
+    Ok(())
+}
+
+#[inline(always)]
+fn read_count(body: &[u8]) -> Result<(u32, &[u8]), DecodeError> {
+    let (count, body) = body.split_first_chunk::<4>().ok_or(DecodeError::Length { found: body.len(), expected: 4 })?;
+    Ok((u32::from_le_bytes(*count), body))
+}
+
+/// Decodes the values that top-k kept.
+#[inline(always)]
+fn read_values(values: ValueFormat, bytes: &[u8], out: &mut [f32]) -> Result<(), DecodeError> {
+    match values {
+        ValueFormat::F32 => read_f32(bytes, out),
+        ValueFormat::Bf16 => read_bf16(bytes, out),
+        ValueFormat::Int(bits) => {
+            let (scales, codes) = bytes.split_at(block::scale_bytes(out.len()));
             if !block::scales_are_valid(scales) {
                 return Err(DecodeError::Scale);
             }
-            let (scales, _) = scales.as_chunks::<2>();
-            set.read(
-                indices,
-                #[inline(always)]
-                |rank, i| out[i] = block::decode_one(scales, codes, rank),
-            )
+            block::decode(bits, scales, codes, out);
         }
-    };
-    read.ok_or(DecodeError::Indices)
+    }
+    Ok(())
 }

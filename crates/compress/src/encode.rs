@@ -1,12 +1,13 @@
 //! Encoding.
 
-use crate::codec::{Kept, top_bytes};
+use crate::codec::{Kept, masked_bytes, top_bytes};
 use crate::float::{magnitude, to_any_bf16, to_bf16};
 use crate::index::Indices;
+use crate::mask::Mask;
 use crate::noise::Noise;
-use crate::select::Selector;
-use crate::wire::{Form, begin, exact_bytes};
-use crate::{Bits, Codec, Element, IntBlocks, TopK, ValueFormat, block, decode, nvfp4, rotate};
+use crate::select::{Selector, by_words, compact};
+use crate::wire::{Form, HEADER_BYTES, ROTATED, begin, exact_bytes};
+use crate::{Codec, Element, IntBlocks, TopK, ValueFormat, block, nvfp4, rotate};
 
 /// The bits of 2^120. Tensors with larger magnitudes are sent exactly: scales and sums of 64 elements must stay finite.
 const MAX_MAGNITUDE: u32 = (127 + 120) << 23;
@@ -15,7 +16,7 @@ const MAX_MAGNITUDE: u32 = (127 + 120) << 23;
 #[derive(Debug, Default)]
 pub struct Encoder {
     selector: Selector,
-    sum: Vec<f32>,
+    kept: Vec<f32>,
 }
 
 /// Facts about an encoded tensor.
@@ -31,11 +32,11 @@ pub enum EncodeError {
     /// The tensor's length does not fit the header.
     #[error("a tensor of {0} elements is too long to send: at most 2^32 - 1 elements fit a message")]
     TooLong(usize),
-    /// The residual belongs to a tensor of another length.
-    #[error("the residual has {residual} elements, but the tensor has {tensor}")]
-    Feedback {
-        /// Elements of the residual.
-        residual: usize,
+    /// The mask belongs to a tensor of another length.
+    #[error("the mask has {mask} elements, but the tensor has {tensor}")]
+    Mask {
+        /// Elements of the mask.
+        mask: usize,
         /// Elements of the tensor.
         tensor: usize,
     },
@@ -79,21 +80,24 @@ impl Encoder {
         out: &mut Vec<u8>,
     ) -> Encoded {
         let length = values.len();
-        // Integers: the largest does not depend on the order of the comparisons.
-        let top = values.iter().fold(0, |top: u32, x| top.max(magnitude(*x)));
+        let longer = codec.coded_bytes(length, element) >= exact_bytes(length, element);
+        if let Codec::TopK(form) = codec
+            && !longer
+        {
+            return self.write_top(form, values, (n, element), out);
+        }
+        let top = largest(values);
         let out_of_range = top > MAX_MAGNITUDE;
-        if out_of_range || codec.coded_bytes(length, element) >= exact_bytes(length, element) {
-            let body = begin(out, Form::Exact, u8::from(out_of_range), n, element.bytes() * length);
-            write_exact(values, element, body);
-            return Encoded { out_of_range };
+        if out_of_range || longer {
+            return write_whole(values, (n, element), out_of_range, out);
         }
         match codec {
-            // This is unreachable, because the form is never shorter than the exact form, which is written above.
-            Codec::None => {}
+            // This is unreachable: no codec is never shorter than the exact form, and top-k is written above.
+            Codec::None | Codec::TopK(_) => {}
             Codec::Bf16 => write_bf16(values, begin(out, Form::Bf16, 0, n, 2 * length)),
             Codec::Int(form) => {
-                let name = if form.bits == Bits::Eight { Form::Int8 } else { Form::Int4 };
-                let body = begin(out, name, u8::from(form.rotate), n, form.body_bytes(length));
+                let detail = form.bits.count() as u8 | if form.rotate { ROTATED } else { 0 };
+                let body = begin(out, Form::Int, detail, n, form.body_bytes(length));
                 let noise = form.stochastic.then(|| Noise::new(seed));
                 if form.rotate {
                     // The wire has 32 bits of the seed. Rounding uses all 64 of them.
@@ -107,68 +111,108 @@ impl Encoder {
                 let body = begin(out, Form::Nvfp4, 0, n, nvfp4::body_bytes(length));
                 nvfp4::encode(values, f32::from_bits(top), body);
             }
-            Codec::TopK(form) => self.write_top(form, values, (n, element), out),
         }
         Encoded { out_of_range }
     }
 
-    /// Encodes with error feedback (Seide et al., 2014).
+    /// Encodes a gradient. Its receiver has sent the activation, and of it only the entries of `mask`. All others of the
+    /// gradient must be zero ([`Mask::clear_others`]).
     ///
-    /// `residual` is the error of the last encoding, at first empty. It is added to `values`, and then replaced by the
-    /// error of this encoding: the sum less what the receiver decodes. A sum that is out of range is not sent. Then
-    /// `values` go without the residual, which is forgotten.
+    /// With top-k, these entries go without their places, which the receiver knows. If a smaller number of entries with
+    /// their places takes fewer bytes, the largest of them go like that instead. Other codecs encode all entries. The
+    /// size is [`Codec::bytes_under`].
     ///
     /// # Errors
     ///
-    /// The errors of [`Self::encode`], and [`EncodeError::Feedback`] if the residual has another length.
-    pub fn encode_with_feedback(
+    /// The errors of [`Self::encode`], and [`EncodeError::Mask`] if the mask has another length.
+    pub fn encode_under(
         &mut self,
+        mask: &Mask,
         codec: &Codec,
         values: &[f32],
         element: Element,
-        residual: &mut Vec<f32>,
         seed: u64,
         out: &mut Vec<u8>,
     ) -> Result<Encoded, EncodeError> {
-        if !residual.is_empty() && residual.len() != values.len() {
-            return Err(EncodeError::Feedback { residual: residual.len(), tensor: values.len() });
+        if mask.elements() != values.len() {
+            return Err(EncodeError::Mask { mask: mask.elements(), tensor: values.len() });
         }
-        residual.resize(values.len(), 0.0);
-        let mut sum = std::mem::take(&mut self.sum);
-        sum.clear();
-        sum.extend(values.iter().zip(residual.iter()).map(|(x, r)| x + r));
-        let mut encoded = self.encode(codec, &sum, element, seed, out)?;
-        if encoded.out_of_range {
-            encoded = self.encode(codec, values, element, seed, out)?;
-            residual.fill(0.0);
-        } else if decode(out, element, residual).is_ok() {
-            for (r, x) in residual.iter_mut().zip(&sum) {
-                *r = x - *r;
-            }
+        let n = u32::try_from(values.len()).map_err(|_| EncodeError::TooLong(values.len()))?;
+        let Codec::TopK(top) = codec else { return self.encode(codec, values, element, seed, out) };
+        let format = top.kept(values.len(), element).values;
+        let under = masked_bytes(mask.kept(), format);
+        if under > codec.bytes(values.len(), element) || under >= exact_bytes(values.len(), element) {
+            return self.encode(codec, values, element, seed, out);
         }
-        self.sum = sum;
-        Ok(encoded)
+        Ok(pulp::Arch::new().dispatch(
+            #[inline(always)]
+            || {
+                let (mut total, mut bits) = (0, mask.words().iter());
+                by_words(
+                    values,
+                    #[inline(always)]
+                    |word, _| {
+                        total += compact(word, bits.next().copied().unwrap_or(0), total, &mut self.kept);
+                    },
+                );
+                let kept = &self.kept[..mask.kept()];
+                if largest(kept) > MAX_MAGNITUDE {
+                    return write_whole(values, (n, element), true, out);
+                }
+                let body = begin(out, Form::Masked, format.byte(), n, under - HEADER_BYTES);
+                let (count, body) = body.split_at_mut(4);
+                count.copy_from_slice(&(mask.kept() as u32).to_le_bytes());
+                write_values(kept, format, body);
+                Encoded { out_of_range: false }
+            },
+        ))
     }
 
     #[inline(always)]
-    fn write_top(&mut self, form: &TopK, values: &[f32], (n, element): (u32, Element), out: &mut Vec<u8>) {
+    fn write_top(&mut self, form: &TopK, values: &[f32], (n, element): (u32, Element), out: &mut Vec<u8>) -> Encoded {
         let Kept { values: format, count: k } = form.kept(values.len(), element);
-        let (indices, kept) = self.selector.largest(values, k);
-        let body = begin(out, Form::TopK, format as u8, n, top_bytes(values.len(), k, format));
+        let words = self.selector.largest(values, k, &mut self.kept);
+        let kept = &self.kept[..k];
+        // The largest of all is among them.
+        if largest(kept) > MAX_MAGNITUDE {
+            return write_whole(values, (n, element), true, out);
+        }
+        let set = Indices::new(values.len(), k);
+        let body = begin(out, Form::TopK, format.byte(), n, top_bytes(values.len(), k, format));
         let (count, body) = body.split_at_mut(4);
         count.copy_from_slice(&(k as u32).to_le_bytes());
-        let set = Indices::new(values.len(), k);
-        let (index_bytes, body) = body.split_at_mut(set.bytes());
-        set.write(indices, index_bytes);
-        match format {
-            ValueFormat::F32 => write_f32(kept, body),
-            ValueFormat::Bf16 => write_bf16(kept, body),
-            ValueFormat::Int8 => {
-                let (scales, codes) = body.split_at_mut(block::scale_bytes(k));
-                block::encode(Bits::Eight, kept, None, 0, scales, codes);
-            }
+        let (places, body) = body.split_at_mut(set.bytes());
+        set.write(words, places);
+        write_values(kept, format, body);
+        Encoded { out_of_range: false }
+    }
+}
+
+/// Writes the values that top-k keeps.
+#[inline(always)]
+fn write_values(kept: &[f32], format: ValueFormat, body: &mut [u8]) {
+    match format {
+        ValueFormat::F32 => write_f32(kept, body),
+        ValueFormat::Bf16 => write_bf16(kept, body),
+        ValueFormat::Int(bits) => {
+            let (scales, codes) = body.split_at_mut(block::scale_bytes(kept.len()));
+            block::encode(bits, kept, None, 0, scales, codes);
         }
     }
+}
+
+/// The bits of the largest magnitude. Integers: the largest does not depend on the order of the comparisons.
+#[inline(always)]
+fn largest(values: &[f32]) -> u32 {
+    values.iter().fold(0, |top: u32, x| top.max(magnitude(*x)))
+}
+
+/// Writes a tensor in the exact form.
+#[inline(always)]
+fn write_whole(values: &[f32], (n, element): (u32, Element), out_of_range: bool, out: &mut Vec<u8>) -> Encoded {
+    let body = begin(out, Form::Exact, u8::from(out_of_range), n, element.bytes() * values.len());
+    write_exact(values, element, body);
+    Encoded { out_of_range }
 }
 
 #[inline(always)]

@@ -33,40 +33,65 @@ impl Indices {
         }
     }
 
-    /// Writes the indices. `out` must have [`Self::bytes`] zero bytes.
-    pub(crate) fn write(&self, indices: &[u32], out: &mut [u8]) {
+    /// Writes the indices: the bits that are set in `words`. `out` must have [`Self::bytes`] zero bytes.
+    #[inline(always)]
+    pub(crate) fn write(&self, words: &[u64], out: &mut [u8]) {
         let (lower, upper) = out.split_at_mut(self.lengths().0);
         let Some(low) = self.low else {
-            let (words, rest) = upper.as_chunks_mut::<8>();
-            let (mut word, mut at) = (0u64, 0);
-            for &i in indices {
-                let next = i as usize / 64;
-                if next != at {
-                    words[at] = word.to_le_bytes();
-                    (word, at) = (0, next);
-                }
-                word |= 1 << (i % 64);
-            }
-            match words.get_mut(at) {
-                Some(last) => *last = word.to_le_bytes(),
-                None => rest.copy_from_slice(&word.to_le_bytes()[..rest.len()]),
+            for (bytes, word) in upper.chunks_mut(8).zip(words) {
+                bytes.copy_from_slice(&word.to_le_bytes()[..bytes.len()]);
             }
             return;
         };
         let mask = (1u64 << low) - 1;
-        let (mut bits, mut held, mut at) = (0u64, 0, 0);
-        for (rank, &i) in indices.iter().enumerate() {
-            let bit = (i as usize >> low) + rank;
-            upper[bit / 8] |= 1 << (bit % 8);
-            bits |= (u64::from(i) & mask) << held;
-            held += low;
-            if held >= 32 {
-                lower[at..at + 4].copy_from_slice(&(bits as u32).to_le_bytes());
-                (bits, held, at) = (bits >> 32, held - 32, at + 4);
+        let (mut bits, mut held, mut at, mut rank) = (0u64, 0, 0, 0);
+        for (w, word) in words.iter().enumerate() {
+            let mut word = *word;
+            while word != 0 {
+                let i = 64 * w + word.trailing_zeros() as usize;
+                word &= word - 1;
+                let bit = (i >> low) + rank;
+                upper[bit / 8] |= 1 << (bit % 8);
+                bits |= (i as u64 & mask) << held;
+                held += low;
+                rank += 1;
+                if held >= 32 {
+                    lower[at..at + 4].copy_from_slice(&(bits as u32).to_le_bytes());
+                    (bits, held, at) = (bits >> 32, held - 32, at + 4);
+                }
             }
         }
         let rest = lower.len() - at;
         lower[at..].copy_from_slice(&bits.to_le_bytes()[..rest]);
+    }
+
+    /// The bits of the indices, 64 in a word: the inverse of [`Self::write`]. `None` for bytes that it does not produce.
+    #[inline(always)]
+    pub(crate) fn words(&self, bytes: &[u8]) -> Option<Vec<u64>> {
+        // No memory for bytes that are too few to say so much.
+        if bytes.len() != self.bytes() {
+            return None;
+        }
+        let mut words = vec![0; self.n.div_ceil(64)];
+        self.read(bytes, |_, i| words[i / 64] |= 1 << (i % 64))?;
+        Some(words)
+    }
+
+    /// The bitmap in `bytes`, if that is the form and as many bits are set as entries are kept.
+    #[inline(always)]
+    pub(crate) fn bitmap<'a>(&self, bytes: &'a [u8]) -> Option<impl Iterator<Item = u64> + Clone + use<'a>> {
+        if self.low.is_some() || bytes.len() != self.bytes() {
+            return None;
+        }
+        let word = |bytes: &[u8]| {
+            let mut word = [0; 8];
+            word[..bytes.len()].copy_from_slice(bytes);
+            u64::from_le_bytes(word)
+        };
+        let words = bytes.chunks(8).map(word);
+        let beyond = !self.n.is_multiple_of(8) && bytes.last().is_some_and(|last| last >> (self.n % 8) != 0);
+        let set: u64 = words.clone().map(|word| u64::from(word.count_ones())).sum();
+        (!beyond && set == self.k as u64).then_some(words)
     }
 
     /// Calls `each` with every rank and index, in ascending order.
@@ -150,7 +175,7 @@ mod tests {
         let form = Indices::new(1000, 5);
         assert_eq!(form.low, Some(8));
         let mut bytes = vec![0; form.bytes()];
-        form.write(&[1, 127, 384, 385, 999], &mut bytes);
+        form.write(&words(1000, &[1, 127, 384, 385, 999]), &mut bytes);
         assert_eq!(bytes, [1, 127, 128, 129, 231, 0b1001_1011]);
     }
 
@@ -160,16 +185,20 @@ mod tests {
         assert_eq!((form.low, form.bytes()), (None, 3));
     }
 
+    fn words(n: usize, indices: &[usize]) -> Vec<u64> {
+        let mut words = vec![0; n.div_ceil(64)];
+        indices.iter().for_each(|i| words[i / 64] |= 1 << (i % 64));
+        words
+    }
+
     #[test]
     fn wide_lower_parts() {
-        let n = u32::MAX as usize;
+        let n = 1 << 26;
         let form = Indices::new(n, 3);
-        let indices = [5, 1 << 31, u32::MAX - 1];
+        let set = words(n, &[5, 1 << 25, n - 1]);
         let mut bytes = vec![0; form.bytes()];
-        form.write(&indices, &mut bytes);
-        let mut read = Vec::new();
-        form.read(&bytes, |_, i| read.push(i as u32)).unwrap();
-        assert_eq!(read, indices);
-        assert!(bytes.len() <= 13, "{}", bytes.len());
+        form.write(&set, &mut bytes);
+        assert_eq!(form.words(&bytes).unwrap(), set);
+        assert!(bytes.len() <= 10, "{}", bytes.len());
     }
 }

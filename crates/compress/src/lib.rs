@@ -10,7 +10,7 @@
 //! The encoded size depends on the type and the number of elements alone ([`Codec::bytes`]), so a planner knows it in
 //! advance. The only exception are tensors that no codec can represent.
 //!
-//! # Wire form, version 2
+//! # Wire form, version 3
 //!
 //! All numbers are little-endian. Bits are counted from the lowest.
 //!
@@ -23,15 +23,22 @@
 //!   form 0  exact    detail 1: out of range, that is, an element is not finite or beyond 2^120
 //!                    [n f32 | n bf16, as the tensor's own numbers]
 //!   form 1  bf16     [n bf16]
-//!   form 2  int8     detail 1: rotated. m = n, or if rotated n rounded up to 64; b = m / 32, rounded up
-//!                    [seed u32, if rotated] [b scales bf16] [m codes i8]
-//!   form 3  int4     as int8, but instead of the codes
-//!                    [b blocks of 16 bytes: byte j has element j in its low half and j + 16 in its high half, plus 8]
-//!   form 4  nvfp4    b = n / 16, rounded up
+//!   form 2  int      detail: bits of a code, plus 16 if rotated. m = n, or if rotated n rounded up to 64
+//!                    [seed u32, if rotated] [m integers]
+//!   form 3  nvfp4    b = n / 16, rounded up
 //!                    [scale f32] [b scales E4M3] [b blocks of 8 bytes: byte j has element 2j low, 2j + 1 high, as E2M1]
-//!   form 5  top-k    detail: the format of the values, 0: f32, 1: bf16, 2: int8 in blocks of 32
-//!                    [k u32] [indices] [k f32 | k bf16 | b = k / 32, rounded up, scales bf16, then k codes i8]
+//!   form 4  top-k    detail: the format of the values, 0: f32, 1: bf16, else integers of so many bits
+//!                    [k u32] [indices] [k f32 | k bf16 | k integers]
+//!   form 5  masked   detail as in form 4. The indices are those of another tensor, which the receiver has sent
+//!                    [k u32] [k f32 | k bf16 | k integers]
 //! ```
+//!
+//! **Integers** of 3, 4, 5, 6 or 8 bits stand in blocks of 32 that share a scale: first one bf16 scale for each block,
+//! then the codes. Codes of 8 bits are bytes with a sign. Of codes with fewer bits, half of all codes is added, so that
+//! they are not negative. Each block then has its planes of four bytes: plane p has bit p of each code, and its byte j
+//! those of the codes j, j + 8, j + 16, j + 24, j + 4, j + 12, j + 20 and j + 28. Instead of planes 0 to 3, codes of 4
+//! bits and more have 16 bytes: byte j has four bits of code j low, and of code j + 16 high. The last block is filled up,
+//! except that codes of 8 bits end with the last element.
 //!
 //! **Indices** of kept elements have one of two forms. The smaller one for this n and k is used:
 //!
@@ -56,6 +63,7 @@ mod element;
 mod encode;
 mod float;
 mod index;
+mod mask;
 mod measure;
 mod noise;
 mod nvfp4;
@@ -69,5 +77,6 @@ pub use codec::{Codec, IntBlocks, TopK, ValueFormat};
 pub use decode::{DecodeError, Decoded, decode};
 pub use element::Element;
 pub use encode::{EncodeError, Encoded, Encoder};
+pub use mask::Mask;
 pub use measure::{relative_error, stable_rank};
 pub use wire::{HEADER_BYTES, VERSION, exact_bytes};

@@ -2,179 +2,168 @@
 
 use crate::float::magnitude;
 
-/// Low bits of a magnitude that do not affect its bin. A bin is a sixteenth of an octave.
-const BIN_SHIFT: u32 = 19;
+/// Low bits of a magnitude that do not affect its bin. A bin is a 32nd of an octave.
+const BIN_SHIFT: u32 = 18;
 const BINS: usize = 1 << (31 - BIN_SHIFT);
 
-/// Elements that are compared together.
-const CHUNK: usize = 32;
+/// Elements with one word of the mask.
+pub(crate) const WORD: usize = 64;
 
-/// The sample takes one chunk of this many.
-const SAMPLE_STRIDE: usize = 16;
+/// The sample takes one word of this many.
+const SAMPLE_STRIDE: usize = 32;
 
 /// Selects the largest entries, and reuses its buffers for the next call.
 #[derive(Debug, Default)]
 pub(crate) struct Selector {
-    /// Counts by bin. Several copies, so that equal neighbours do not wait for the same counter.
-    bins: Vec<[u32; COPIES]>,
-    /// Candidates for the largest entries. Only the first part is valid; see `gather`.
-    indices: Vec<u32>,
-    values: Vec<f32>,
-    /// Magnitudes near the threshold. Only the first part is valid; see `collect_near`.
-    near: Vec<u32>,
+    /// The sample's counts by bin.
+    bins: Vec<u32>,
+    /// The entries near the threshold, as numbers in the order of selection: magnitude, then the first of equal entries.
+    near: Vec<u64>,
+    /// A bit for each entry: whether it is among the largest.
+    words: Vec<u64>,
 }
 
-/// Copies of the histogram.
-const COPIES: usize = 4;
-
 impl Selector {
-    /// The ascending indices and the values of the `k` entries of largest magnitude. The first of equal entries are
-    /// taken.
+    /// Selects the `k` entries of largest magnitude, and copies them to the begin of `kept`, in their order. Returns a
+    /// bit for each entry. The first of equal entries are taken. Infinities count as larger than numbers, and NaN as
+    /// larger still.
     ///
-    /// `values` must be finite and at most `u32::MAX` in number; `k` is at most their number.
-    ///
-    /// A sample gives bounds for the threshold. Chunks wholly below the lower bound are skipped with vector
-    /// comparisons. The exact threshold is selected among the entries between the bounds.
+    /// `k` is at most the number of entries. A sample gives bounds for the threshold. The exact threshold is selected
+    /// among the entries between the bounds.
     #[inline(always)]
-    pub(crate) fn largest(&mut self, values: &[f32], k: usize) -> (&[u32], &[f32]) {
-        let (low, high) = self.estimate_threshold(values, k);
-        let mut count = self.gather(values, low);
-        if count < k {
-            count = self.gather(values, 0);
+    pub(crate) fn largest(&mut self, values: &[f32], k: usize, kept: &mut Vec<f32>) -> &[u64] {
+        let (low, high) = self.estimate(values, k);
+        if !self.select(values, k, low, high) {
+            self.select(values, k, 0, u32::MAX);
         }
-        if count > k {
-            self.narrow(count, k, high);
-        }
-        (&self.indices[..k], &self.values[..k])
+        let (mut total, mut words) = (0, self.words.iter());
+        by_words(
+            values,
+            #[inline(always)]
+            |word, _| total += compact(word, words.next().copied().unwrap_or(0), total, kept),
+        );
+        &self.words
     }
 
-    /// Bounds of the k-th largest magnitude, from a sample: probably more than `k` entries reach the lower bound, and
+    /// Bounds of the k-th largest magnitude, from a sample: probably at least `k` entries reach the lower bound, and
     /// fewer reach the upper bound.
     #[inline(always)]
-    fn estimate_threshold(&mut self, values: &[f32], k: usize) -> (u32, u32) {
-        let (chunks, _) = values.as_chunks::<CHUNK>();
-        let sampled = chunks.len().div_ceil(SAMPLE_STRIDE) * CHUNK;
+    fn estimate(&mut self, values: &[f32], k: usize) -> (u32, u32) {
+        let (whole, _) = values.as_chunks::<WORD>();
+        let sampled = whole.len().div_ceil(SAMPLE_STRIDE) * WORD;
         let expected = k as f64 * sampled as f64 / values.len().max(1) as f64;
         // Neighbours are correlated, so the margin is wider than independent samples would need.
-        let margin = 0.05 * expected + 8.0 * expected.sqrt() + 8.0;
+        let margin = 0.01 * expected + 4.0 * expected.sqrt() + 8.0;
         if expected + margin >= sampled as f64 {
             return (0, u32::MAX);
         }
         self.bins.clear();
-        self.bins.resize(BINS, [0; COPIES]);
-        for chunk in chunks.iter().step_by(SAMPLE_STRIDE) {
-            for group in chunk.as_chunks::<COPIES>().0 {
-                for (copy, x) in group.iter().enumerate() {
-                    self.bins[(magnitude(*x) >> BIN_SHIFT) as usize][copy] += 1;
+        self.bins.resize(BINS, 0);
+        for word in whole.iter().step_by(SAMPLE_STRIDE) {
+            for x in word {
+                self.bins[(magnitude(*x) >> BIN_SHIFT) as usize] += 1;
+            }
+        }
+        let (many, few) = ((expected + margin) as u32, (expected - margin).max(0.0) as u32);
+        let (mut low, mut high, mut above) = (0, None, 0);
+        for (bin, count) in self.bins.iter().enumerate().rev() {
+            above += count;
+            if above >= few && high.is_none() {
+                high = Some(bin + 1);
+            }
+            if above >= many {
+                low = bin;
+                break;
+            }
+        }
+        let high = if few == 0 { BINS } else { high.unwrap_or(BINS) };
+        ((low as u32) << BIN_SHIFT, (high as u32) << BIN_SHIFT)
+    }
+
+    /// Sets the bits of the `k` largest entries, if the smallest of them lies between the bounds.
+    #[inline(always)]
+    fn select(&mut self, values: &[f32], k: usize, low: u32, high: u32) -> bool {
+        self.near.clear();
+        self.words.clear();
+        let (mut above, mut begin) = (0, 0);
+        by_words(
+            values,
+            #[inline(always)]
+            |word, places| {
+                let reach = at_least(word, low) & places;
+                let mut between = reach & !at_least(word, high);
+                above += (reach & !between).count_ones() as usize;
+                self.words.push(reach);
+                while between != 0 {
+                    let i = between.trailing_zeros();
+                    let magnitude = magnitude(word[i as usize % WORD]);
+                    self.near.push(u64::from(magnitude) << 32 | u64::from(u32::MAX - (begin + i)));
+                    between &= between - 1;
                 }
-            }
+                begin = begin.wrapping_add(WORD as u32);
+            },
+        );
+        let Some(smaller) = k.checked_sub(above).and_then(|wanted| self.near.len().checked_sub(wanted)) else {
+            return false;
+        };
+        if 0 < smaller && smaller < self.near.len() {
+            self.near.select_nth_unstable(smaller);
         }
-        let high = if margin < expected { self.sampled_bin((expected - margin) as usize) + 1 } else { BINS };
-        ((self.sampled_bin((expected + margin) as usize) as u32) << BIN_SHIFT, (high as u32) << BIN_SHIFT)
+        for entry in &self.near[..smaller] {
+            let i = u32::MAX - *entry as u32;
+            self.words[i as usize / WORD] &= !(1 << (i as usize % WORD));
+        }
+        true
     }
+}
 
-    /// The bin of the `k`-th largest sampled entry.
-    #[inline(always)]
-    fn sampled_bin(&self, k: usize) -> usize {
-        let mut above = 0;
-        for (b, counts) in self.bins.iter().enumerate().rev() {
-            above += counts.iter().sum::<u32>() as usize;
-            if above >= k {
-                return b;
-            }
-        }
-        0
+/// Copies the values whose bits are set to `kept`, from `total` on, and returns their number. `kept` becomes long enough.
+#[inline(always)]
+pub(crate) fn compact(values: &[f32; WORD], bits: u64, total: usize, kept: &mut Vec<f32>) -> usize {
+    if kept.len() < total + WORD {
+        kept.resize(2 * total + WORD, 0.0);
     }
+    let Some(kept) = kept[total..].first_chunk_mut::<WORD>() else { return 0 };
+    let (mut at, mut left) = (0, bits);
+    for x in values {
+        // The value is always written, and the next one overwrites it unless it is counted. So there is no branch to
+        // mispredict.
+        kept[at % WORD] = *x;
+        at += (left & 1) as usize;
+        left >>= 1;
+    }
+    at
+}
 
-    /// Collects the entries with a magnitude of at least `least`, and returns their number.
-    #[inline(always)]
-    fn gather(&mut self, values: &[f32], least: u32) -> usize {
-        let mut total = 0;
-        let (chunks, rest) = values.as_chunks::<CHUNK>();
-        for (c, chunk) in chunks.iter().enumerate() {
-            if chunk.iter().fold(0, |top: u32, x| top.max(magnitude(*x))) < least {
-                continue;
-            }
-            self.make_room(total + CHUNK);
-            let indices = &mut self.indices[total..total + CHUNK];
-            let kept = &mut self.values[total..total + CHUNK];
-            let mut count = 0;
-            for (i, x) in chunk.iter().enumerate() {
-                // The entry is always written, and the next one overwrites it unless it is counted. So there is no
-                // branch to mispredict.
-                indices[count % CHUNK] = (c * CHUNK + i) as u32;
-                kept[count % CHUNK] = *x;
-                count += usize::from(magnitude(*x) >= least);
-            }
-            total += count;
-        }
-        self.make_room(total + CHUNK);
-        let start = chunks.len() * CHUNK;
-        for (i, x) in rest.iter().enumerate() {
-            self.indices[total] = (start + i) as u32;
-            self.values[total] = *x;
-            total += usize::from(magnitude(*x) >= least);
-        }
-        total
+/// Calls `each` with all values, a word's number of them at a time. Zeros fill up the last word; the bits say which
+/// places have a value.
+#[inline(always)]
+pub(crate) fn by_words(values: &[f32], mut each: impl FnMut(&[f32; WORD], u64)) {
+    let (whole, rest) = values.as_chunks::<WORD>();
+    for word in whole {
+        each(word, u64::MAX);
     }
+    if !rest.is_empty() {
+        let mut word = [0.0; WORD];
+        word[..rest.len()].copy_from_slice(rest);
+        each(&word, (1 << rest.len()) - 1);
+    }
+}
 
-    #[inline(always)]
-    fn make_room(&mut self, length: usize) {
-        if self.indices.len() < length {
-            self.indices.resize(2 * length, 0);
-            self.values.resize(2 * length, 0.0);
+/// A bit for each value: whether its magnitude reaches `least`.
+#[inline(always)]
+fn at_least(values: &[f32; WORD], least: u32) -> u64 {
+    let mut words = [0; 2];
+    for (word, half) in words.iter_mut().zip(values.as_chunks::<{ WORD / 2 }>().0) {
+        // As many lanes as a wide vector has. Each has two bits of the word.
+        let mut lanes = [0u32; WORD / 4];
+        for (i, lane) in lanes.iter_mut().enumerate() {
+            let [low, high] = [i, i + WORD / 4];
+            *lane = u32::from(magnitude(half[low]) >= least) << low | u32::from(magnitude(half[high]) >= least) << high;
+        }
+        for lane in lanes {
+            *word |= lane;
         }
     }
-
-    /// Moves the `k` largest of the first `count` candidates to the front and keeps their order. The `k`-th largest is
-    /// probably below `high`.
-    #[inline(always)]
-    fn narrow(&mut self, count: usize, k: usize, high: u32) {
-        let mut near = self.collect_near(count, high);
-        if count - near >= k {
-            near = self.collect_near(count, u32::MAX);
-        }
-        // All but the smallest `count - k`.
-        let threshold = *self.near[..near].select_nth_unstable(count - k).1;
-        let kept = self.keep(count, |m| m >= threshold);
-        if kept > k {
-            // Several candidates equal the threshold: drop the last ones.
-            let equal = self.values[..kept].iter().filter(|x| magnitude(**x) == threshold).count();
-            let mut left = k + equal - kept;
-            self.keep(kept, |m| {
-                let keeps = m > threshold || left > 0;
-                left -= usize::from(m == threshold && left > 0);
-                keeps
-            });
-        }
-    }
-
-    /// Moves the candidates whose magnitude `keeps` accepts to the front, keeps their order, and returns their number.
-    #[inline(always)]
-    fn keep(&mut self, count: usize, mut keeps: impl FnMut(u32) -> bool) -> usize {
-        let (indices, values) = (&mut self.indices[..count], &mut self.values[..count]);
-        let mut kept = 0;
-        for i in 0..count {
-            let (index, x) = (indices[i], values[i]);
-            indices[kept] = index;
-            values[kept] = x;
-            kept += usize::from(keeps(magnitude(x)));
-        }
-        kept
-    }
-
-    /// Copies the magnitudes below `high` of the first `count` candidates to `near`, and returns their number.
-    #[inline(always)]
-    fn collect_near(&mut self, count: usize, high: u32) -> usize {
-        if self.near.len() < count {
-            self.near.resize(2 * count, 0);
-        }
-        let near = &mut self.near[..count];
-        let mut below = 0;
-        for x in &self.values[..count] {
-            near[below] = magnitude(*x);
-            below += usize::from(magnitude(*x) < high);
-        }
-        below
-    }
+    u64::from(words[0]) | u64::from(words[1]) << (WORD / 2)
 }

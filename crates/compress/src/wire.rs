@@ -3,7 +3,7 @@
 use crate::element::Element;
 
 /// Version of the wire form, the first byte of every encoded tensor.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 
 /// Size of the header, before the body.
 pub const HEADER_BYTES: usize = 8;
@@ -19,18 +19,21 @@ pub const fn exact_bytes(n: usize, element: Element) -> usize {
 pub(crate) enum Form {
     Exact = 0,
     Bf16 = 1,
-    Int8 = 2,
-    Int4 = 3,
-    Nvfp4 = 4,
-    TopK = 5,
+    Int = 2,
+    Nvfp4 = 3,
+    TopK = 4,
+    Masked = 5,
 }
 
 impl Form {
     pub(crate) fn from_byte(byte: u8) -> Option<Self> {
-        let all = [Self::Exact, Self::Bf16, Self::Int8, Self::Int4, Self::Nvfp4, Self::TopK];
+        let all = [Self::Exact, Self::Bf16, Self::Int, Self::Nvfp4, Self::TopK, Self::Masked];
         all.into_iter().find(|f| *f as u8 == byte)
     }
 }
+
+/// The detail of rotated integers: this, and the number of bits.
+pub(crate) const ROTATED: u8 = 16;
 
 /// Writes the header of an encoded tensor of `n` elements to `out`, and returns its body of `body` zero bytes.
 pub(crate) fn begin(out: &mut Vec<u8>, form: Form, detail: u8, n: u32, body: usize) -> &mut [u8] {

@@ -16,7 +16,7 @@ mod script;
 mod state;
 mod storage;
 
-pub use coding::{Coder, EncodeOptions, Fidelity, StableRanks, message_seed};
+pub use coding::{Coder, EncodeOptions, Fidelity, Message, StableRanks, message_seed};
 pub use communicator::Communicator;
 pub use error::ExecError;
 pub use executor::Executor;

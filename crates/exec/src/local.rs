@@ -10,7 +10,7 @@ use fusionllm_plan::{
     Address, Instruction, LearningRate, Optimizer, PeerId, Program, TensorKey, Verdict, clip_factor, share_of_loss,
 };
 
-use crate::{Coder, Communicator, EncodeOptions, ExecError, Executor, HostMemory, PassStats, Script};
+use crate::{Coder, Communicator, EncodeOptions, ExecError, Executor, HostMemory, Message, PassStats, Script};
 
 /// The settings with which a [`LocalRun`] trains.
 #[derive(Debug, Clone, Copy)]
@@ -112,7 +112,7 @@ impl LocalRun {
                     let tensor = micro_batches.get(micro_batch as usize).and_then(|m| m.get(name));
                     let tensor =
                         tensor.ok_or_else(|| ExecError::State(format!("micro-batch {micro_batch} has no {name:?}")))?;
-                    board.lock().mail.insert((program.peer, message), tensor.clone());
+                    board.lock().mail.insert((program.peer, message), Mail::Exact(tensor.clone()));
                 }
             }
         }
@@ -127,8 +127,8 @@ impl LocalRun {
             let threads: Vec<_> = peers
                 .map(|(executor, (program, script))| {
                     scope.spawn(move || {
-                        let (coder, encoded) = (Coder::default(), Vec::new());
-                        let mut communicator = BoardCommunicator { board, peer: program.peer, coder, encoded };
+                        let coder = Coder::new(program);
+                        let mut communicator = BoardCommunicator { board, program, coder };
                         let result = executor.run(program, script, 0, step, &mut communicator);
                         if let Err(e) = &result {
                             let mut b = board.lock();
@@ -179,9 +179,15 @@ struct Board {
     update: u64,
 }
 
+/// A tensor, or its encoded form.
+enum Mail {
+    Exact(HostTensor),
+    Coded(Vec<u8>),
+}
+
 #[derive(Default)]
 struct BoardState {
-    mail: HashMap<(PeerId, Address), HostTensor>,
+    mail: HashMap<(PeerId, Address), Mail>,
     reports: BTreeMap<(u32, u32), f64>,
     norms: BTreeMap<ValueId, f64>,
     voted: usize,
@@ -222,30 +228,38 @@ impl Board {
 
 struct BoardCommunicator<'a> {
     board: &'a Board,
-    peer: PeerId,
+    program: &'a Program,
     coder: Coder,
-    encoded: Vec<u8>,
 }
 
 impl Communicator for BoardCommunicator<'_> {
-    fn receive(&mut self, _pass: u64, tensor: Address, _from: PeerId) -> Result<HostTensor, ExecError> {
-        let peer = self.peer;
-        self.board.wait(|b| b.mail.remove(&(peer, tensor)))
+    fn receive(&mut self, pass: u64, tensor: Address, from: PeerId) -> Result<HostTensor, ExecError> {
+        match self.board.wait(|b| b.mail.remove(&(self.program.peer, tensor)))? {
+            Mail::Exact(content) => Ok(content),
+            Mail::Coded(bytes) => {
+                let value = self.program.values.get(&tensor.value());
+                let value = value.ok_or_else(|| ExecError::State("a message has an unknown value".into()))?;
+                self.coder.decode(Message { pass, peer: from, tensor }, &bytes, value.ty.clone())
+            }
+        }
     }
 
     fn send(
         &mut self,
-        _pass: u64,
+        pass: u64,
         tensor: Address,
         to: PeerId,
-        mut content: HostTensor,
+        content: HostTensor,
         options: EncodeOptions,
     ) -> Result<(), ExecError> {
-        if options.codec != Codec::None {
-            self.coder.encode(&content, &options, &mut self.encoded)?;
-            content = self.coder.decode(&self.encoded, content.ty().clone())?;
-        }
-        self.board.lock().mail.insert((to, tensor), content);
+        let mail = if options.codec == Codec::None {
+            Mail::Exact(content)
+        } else {
+            let mut bytes = Vec::new();
+            self.coder.encode(Message { pass, peer: to, tensor }, &content, &options, &mut bytes)?;
+            Mail::Coded(bytes)
+        };
+        self.board.lock().mail.insert((to, tensor), mail);
         self.board.changed.notify_all();
         Ok(())
     }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fusionllm_backend::Tensor;
-use fusionllm_compress::Codec;
 use fusionllm_graph::{CounterRng, HostTensor};
 use fusionllm_plan::{Address, Instruction, Medium, PeerId, Poison, Program, TensorKey, Verdict};
 
@@ -39,28 +38,6 @@ pub fn rng_key(seed: u64, step: u64, micro_batch: u32) -> i64 {
     (u64::from(block[0]) | u64::from(block[1]) << 32) as i64
 }
 
-/// The places of the non-zero numbers of a received tensor of floats: its sender, and one bit per number.
-struct Mask {
-    from: PeerId,
-    bits: Vec<u8>,
-}
-
-impl Mask {
-    fn new(from: PeerId, tensor: &HostTensor) -> Self {
-        let size = tensor.dtype().size();
-        // Of every float, the last byte has the sign. All other bits of a zero are zero.
-        let zero =
-            |x: &[u8]| x.split_last().is_none_or(|(last, rest)| last & 0x7F == 0 && rest.iter().all(|b| *b == 0));
-        let bit = |bits: u8, x: &[u8]| bits << 1 | u8::from(!zero(x));
-        let eights = tensor.bytes().chunks(8 * size);
-        Self { from, bits: eights.map(|eight| eight.rchunks_exact(size).fold(0, bit)).collect() }
-    }
-
-    fn is_set(&self, i: usize) -> bool {
-        self.bits.get(i / 8).is_some_and(|bits| bits >> (i % 8) & 1 == 1)
-    }
-}
-
 /// A pass in flight.
 pub(crate) struct PassRun<'a> {
     state: &'a mut State,
@@ -74,8 +51,6 @@ pub(crate) struct PassRun<'a> {
     /// The tensors among them that are not in memory.
     away: HashMap<Address, Arc<dyn Stored>>,
     verdict: Option<Verdict>,
-    /// Masks of received values for [`Program::masks`].
-    masks: HashMap<Address, Mask>,
     /// The inspector, only in a pass that is inspected.
     inspector: Option<Inspector>,
     stats: PassStats,
@@ -102,7 +77,6 @@ impl<'a> PassRun<'a> {
             variables: HashMap::new(),
             away: HashMap::new(),
             verdict: None,
-            masks: HashMap::new(),
             inspector: None,
             stats: PassStats::default(),
             pace: Pace::new(slowdown),
@@ -232,11 +206,6 @@ impl<'a> PassRun<'a> {
 
     fn receive(&mut self, tensor: Address, from: PeerId, communicator: &mut dyn Communicator) -> Result<(), ExecError> {
         let host = self.wait(|pass| communicator.receive(pass, tensor, from))?;
-        if let Address::Value { value, .. } = tensor
-            && self.program.masks.values().any(|of| of.contains(&value))
-        {
-            self.masks.insert(tensor, Mask::new(from, &host));
-        }
         if let Some(inspector) = &mut self.inspector {
             inspector.received(tensor, from, &host);
         }
@@ -283,10 +252,7 @@ impl<'a> PassRun<'a> {
         };
         let seed = message_seed(self.seed, self.step, address);
         let options = EncodeOptions { codec: self.program.codec(address, to), seed };
-        let mut host = self.state.backend.download(&tensor)?;
-        if let Codec::TopK(_) = options.codec {
-            host = self.masked(host, address, to)?;
-        }
+        let host = self.state.backend.download(&tensor)?;
         communicator.send(self.pass, address, to, host, options)
     }
 
@@ -330,26 +296,6 @@ impl<'a> PassRun<'a> {
         self.stats.wait_s += started.elapsed().as_secs_f64();
         self.pace.restart();
         Ok(result)
-    }
-
-    /// Returns a gradient without some entries: those that are zero in the values that it is a gradient of, as `to`
-    /// received them.
-    fn masked(&self, gradient: HostTensor, address: Address, to: PeerId) -> Result<HostTensor, ExecError> {
-        let Address::Value { value, micro_batch } = address else { return Ok(gradient) };
-        let of = self.program.masks.get(&value).into_iter().flatten();
-        let received = of.filter_map(|v| self.masks.get(&Address::Value { value: *v, micro_batch }));
-        let masks: Vec<&Mask> = received.filter(|mask| mask.from == to).collect();
-        if masks.is_empty() {
-            return Ok(gradient);
-        }
-        let ty = gradient.ty().clone();
-        let mut data = gradient.into_bytes();
-        for (i, number) in data.chunks_exact_mut(ty.dtype.size()).enumerate() {
-            if !masks.iter().any(|mask| mask.is_set(i)) {
-                number.fill(0);
-            }
-        }
-        Ok(HostTensor::from_bytes(ty, data)?)
     }
 
     /// The tensor in a variable. It stays there.

@@ -96,7 +96,7 @@ pub(crate) fn atlas(bytes: &[u8]) -> bool {
 /// Decodes an encoded tensor. The receiver decides the number of elements, and the bytes may say another.
 pub(crate) fn codec(bytes: &[u8]) -> bool {
     let sizes = [0, 1, 2, 31, 32, 33, 64, 100, 1000];
-    let decodes = |n: usize, element| decode_tensor(bytes, element, &mut vec![0.0; n]).is_ok();
+    let decodes = |n: usize, element| decode_tensor(bytes, element, None, &mut vec![0.0; n]).is_ok();
     // All sizes are tried. `any` would stop at the first.
     sizes.iter().filter(|n| decodes(**n, Element::F32) | decodes(**n, Element::Bf16)).count() > 0
 }

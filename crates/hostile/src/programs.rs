@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use fusionllm_backend::open;
 use fusionllm_compress::Codec;
-use fusionllm_exec::{Coder, Communicator, EncodeOptions, ExecError, Executor};
+use fusionllm_exec::{Coder, Communicator, EncodeOptions, ExecError, Executor, Message};
 use fusionllm_graph::ops::SgdStep;
 use fusionllm_graph::{DType, HostTensor, Node, NodeId, Op, Phase, TensorType, Value, ValueId, ValueKind};
 use fusionllm_node::decoders::accepts;
@@ -81,7 +81,8 @@ fn run(assignment: &Assignment, program: &Program, fill: u8) -> Result<(), ExecE
     }
     let script = executor.prepare(program)?;
     executor.set_inspect(true);
-    let mut strangers = Strangers { incoming: program.incoming(), fill, coder: Coder::default(), encoded: Vec::new() };
+    let mut strangers =
+        Strangers { incoming: program.incoming(), fill, coder: Coder::new(program), encoded: Vec::new() };
     executor.run(program, &script, assignment.passes_before, assignment.start, &mut strangers)?;
     Ok(())
 }
@@ -106,15 +107,16 @@ impl Communicator for Strangers {
 
     fn send(
         &mut self,
-        _pass: u64,
+        pass: u64,
         tensor: Address,
         to: PeerId,
         content: HostTensor,
         options: EncodeOptions,
     ) -> Result<(), ExecError> {
         if options.codec != Codec::None {
-            self.coder.encode_with_feedback(&content, &options, (to, tensor), &mut self.encoded)?;
-            self.coder.decode(&self.encoded, content.ty().clone())?;
+            let message = Message { pass, peer: to, tensor };
+            self.coder.encode(message, &content, &options, &mut self.encoded)?;
+            self.coder.fidelity(&content, &self.encoded, false)?;
         }
         Ok(())
     }

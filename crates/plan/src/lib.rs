@@ -20,7 +20,7 @@ mod scheduler;
 pub mod search;
 mod simulate;
 
-pub use codecs::{Compression, Compressor, LinkCodec, SLACK, Traffic};
+pub use codecs::{Compression, Compressor, LinkCodec, LossBudget, SLACK, Traffic};
 pub use compile::{NodeStages, compile, compile_forward};
 pub use cost::{
     Card, Cluster, CodecStep, CopyDirection, Curve, Curves, DISK_RATE, Device, DirectLink, ExtraOperator, Flow,

@@ -105,10 +105,10 @@ impl SavedPlan {
             });
         object.insert("peers".into(), peers.collect());
         let links = simulation.links.iter().map(|l| {
-            // Top-k is reported under the rule's name. What other codecs save depends on the tensor.
+            // What codecs other than top-k save depends on the tensor.
             let (codec, ratio) = match self.plan.codec(l.from, l.to) {
                 Codec::None => (Codec::None.name(), Some(1.0)),
-                Codec::TopK(top) => (self.plan.compression.compressor.name(), Some(top.ratio)),
+                codec @ Codec::TopK(top) => (codec.name(), Some(top.ratio)),
                 other => (other.name(), None),
             };
             json!({

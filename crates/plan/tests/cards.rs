@@ -33,7 +33,7 @@ fn needed(programs: &[Program], cluster: &Cluster) -> BTreeMap<Line, f64> {
     for p in programs {
         for (tensor, from) in p.receives() {
             let payload = match programs.get(from.0 as usize) {
-                Some(sender) => sender.payload(tensor, p.peer).unwrap(),
+                Some(sender) => sender.payload(tensor, p).unwrap(),
                 None => p.values[&tensor.value()].ty.bytes(),
             };
             for (line, link) in cluster.route(from, p.peer).unwrap().lines() {

@@ -70,9 +70,8 @@ fn the_file_is_read_as_it_was_written() {
       "compression": {
         "name": "none",
         "ratio": 1.0,
+        "loss_budget": "0.5 %",
         "guard": false,
-        "error_feedback": false,
-        "shared_masks": false,
         "stochastic_rounding": false,
         "spectral_watch": 0
       }

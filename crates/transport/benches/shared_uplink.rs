@@ -1,7 +1,6 @@
 //! Shared uplink: the share of an uplink's bandwidth that several connections reach together.
 //!
-//! Two homes have an emulated uplink of 8 Mbps, or of as many as are named, and 20 ms each. 1, 2, 4 and 8 pairs of
-//! peers send messages at the same time. To and fro, each side answers with a message, as stages of a pipeline do. One
+//! Two homes have an emulated uplink of 8 Mbps and 20 ms each, or what the arguments say. 1, 2, 4 and 8 pairs of peers send messages at the same time. To and fro, each side answers with a message, as stages of a pipeline do. One
 //! way, all first peers send without a pause, as replicas do with their gradients.
 //!
 //! "Of best" is the time in which the messages could have crossed over the time that they took. It counts an idle
@@ -9,7 +8,7 @@
 //! only the time in which a message waits: the time that the messages need over the time in which any was on its way.
 //!
 //! ```console
-//! $ cargo bench -p fusionllm-transport --bench shared_uplink [-- BYTES [MBPS]]
+//! $ cargo bench -p fusionllm-transport --bench shared_uplink [-- BYTES [MBPS [MILLISECONDS]]]
 //! ```
 
 use std::error::Error;
@@ -22,7 +21,6 @@ use fusionllm_transport::{Connection, Endpoint, EndpointOptions, Lane, Lanes};
 
 type Failure = Box<dyn Error + Send + Sync>;
 
-const LATENCY: Duration = Duration::from_millis(20);
 /// Messages of each side to and fro. One way, a pair sends twice as many.
 const MESSAGES: usize = 20;
 /// Bytes of QUIC's largest datagram.
@@ -34,6 +32,14 @@ enum Pattern {
     OneWay,
 }
 
+/// An uplink.
+#[derive(Debug, Clone, Copy)]
+struct Line {
+    /// Bytes per second.
+    rate: u64,
+    latency: Duration,
+}
+
 #[tokio::main]
 async fn main() -> Result<(), Failure> {
     let mut arguments = std::env::args().skip(1).filter(|a| a != "--bench");
@@ -42,14 +48,15 @@ async fn main() -> Result<(), Failure> {
         None => Ok(default),
     };
     let (bytes, mbps) = (u64::from(number(65_536)?), u64::from(number(8)?));
-    let rate = mbps * 1_000_000 / 8;
+    let line = Line { rate: mbps * 1_000_000 / 8, latency: Duration::from_millis(u64::from(number(20)?)) };
     println!(
-        "messages of {bytes} bytes, uplinks of {mbps} Mbps\npattern     pairs  a message  at best  of best  used  datagrams lost"
+        "messages of {bytes} bytes, uplinks of {mbps} Mbps and {:?}\npattern     pairs  a message  at best  of best  used  datagrams lost",
+        line.latency,
     );
     for (pattern, name) in [(Pattern::ToAndFro, "to and fro"), (Pattern::OneWay, "one way")] {
         for pairs in [1, 2, 4, 8] {
-            let Exchange { took, used, lost } = exchange(pattern, pairs, bytes, rate).await?;
-            let [took, best] = [took, at_best(pattern, pairs, bytes, rate)].map(|all| all.as_secs_f64());
+            let Exchange { took, used, lost } = exchange(pattern, pairs, bytes, line).await?;
+            let [took, best] = [took, at_best(pattern, pairs, bytes, line)].map(|all| all.as_secs_f64());
             let [each, best_each] = [took, best].map(|all| 1e3 * all / (2 * MESSAGES) as f64);
             let of_best = best / took;
             println!("{name:10}  {pairs:5}  {each:6.0} ms  {best_each:4.0} ms  {of_best:7.2}  {used:4.2}  {lost:14}");
@@ -64,13 +71,13 @@ fn sending(bytes: u64, rate: u64) -> Duration {
 }
 
 /// The time of all messages on an uplink that loses no packet and is never idle.
-fn at_best(pattern: Pattern, pairs: u64, bytes: u64, rate: u64) -> Duration {
+fn at_best(pattern: Pattern, pairs: u64, bytes: u64, Line { rate, latency }: Line) -> Duration {
     let sending = sending(bytes, rate);
     let messages = 2 * MESSAGES as u32;
     match pattern {
         // Half of the pairs send in one direction, the others in the other.
-        Pattern::ToAndFro => (sending * pairs as u32 / 2).max(sending + 2 * LATENCY) * messages,
-        Pattern::OneWay => sending * pairs as u32 * messages + 2 * LATENCY,
+        Pattern::ToAndFro => (sending * pairs as u32 / 2).max(sending + 2 * latency) * messages,
+        Pattern::OneWay => sending * pairs as u32 * messages + 2 * latency,
     }
 }
 
@@ -83,9 +90,9 @@ struct Exchange {
     lost: u64,
 }
 
-async fn exchange(pattern: Pattern, pairs: u64, bytes: u64, rate: u64) -> Result<Exchange, Failure> {
+async fn exchange(pattern: Pattern, pairs: u64, bytes: u64, line: Line) -> Result<Exchange, Failure> {
     let emulator = Emulator::start(Ipv4Addr::LOCALHOST.into(), 0)?;
-    let link = |name| emulator.add_link(LinkSpec::new(name, Some(rate), LATENCY));
+    let link = |name| emulator.add_link(LinkSpec::new(name, Some(line.rate), line.latency));
     // Out of one home, into the other.
     let (there, back) = ([link("a, out"), link("b, in")], [link("b, out"), link("a, in")]);
     let options = || EndpointOptions { pinned: true, ..EndpointOptions::new() };
@@ -115,18 +122,18 @@ async fn exchange(pattern: Pattern, pairs: u64, bytes: u64, rate: u64) -> Result
     }
     let took = start.elapsed();
     let messages = ways.iter().map(Vec::len).sum::<usize>();
-    let waited = ways.map(busy).iter().sum::<Duration>();
-    let used = sending(bytes, rate).as_secs_f64() * messages as f64 / waited.as_secs_f64();
+    let waited = ways.map(|way| busy(way, line)).iter().sum::<Duration>();
+    let used = sending(bytes, line.rate).as_secs_f64() * messages as f64 / waited.as_secs_f64();
     let lost = emulator.report().links.iter().map(|link| link.overflowed).sum();
     Ok(Exchange { took, used, lost })
 }
 
 /// The time in which any of these messages waited for the uplink. The last bits take the latency to arrive.
-fn busy(mut messages: Vec<(Instant, Instant)>) -> Duration {
+fn busy(mut messages: Vec<(Instant, Instant)>, Line { latency, .. }: Line) -> Duration {
     messages.sort();
     let (mut sum, mut until) = (Duration::ZERO, None::<Instant>);
     for (sent, received) in messages {
-        let left = received - 2 * LATENCY;
+        let left = received - 2 * latency;
         let since = until.map_or(sent, |until| until.max(sent));
         sum += left.saturating_duration_since(since);
         until = until.max(Some(left));

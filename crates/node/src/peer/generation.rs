@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
+use fusionllm_exec::Coder;
 use fusionllm_graph::HostTensor;
 use fusionllm_plan::{PASSES_IN_FLIGHT, PassKind, PeerId, TensorKey, Verdict};
 use fusionllm_protocol::{Assignment, ComputeCommand, Inbox, MemberId, PeerHello};
@@ -208,7 +209,7 @@ impl Generation {
         let throughput = Throughput::default();
         let shared = self.shared.clone();
         let failed = move |reason| shared.send(Event::Failed { generation, reason });
-        let codecs = Codecs::start(self.mailbox.clone(), assignment.compression.error_feedback, failed)?;
+        let codecs = Codecs::start(self.mailbox.clone(), Coder::new(train), failed)?;
         let arrivals = Arrivals {
             generation,
             inbox: inbox.clone(),

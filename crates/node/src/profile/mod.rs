@@ -19,14 +19,14 @@ pub(crate) use sample::samples;
 use bench::{Stopwatch, Took, middle, run, typical};
 use fusionllm_backend::{Backend, Tensor};
 use fusionllm_compress::Codec;
-use fusionllm_exec::{self as exec, Coder, Pace};
+use fusionllm_exec::{self as exec, Coder, Message, Pace};
 use fusionllm_graph::ops::{AdamwStep, OpClass, SgdStep, SquaredNorm};
 use fusionllm_graph::{
     Cost, CounterRng, DType, Graph, HostTensor, Node, Op, TensorType, TrainGraph, ValueId, autodiff,
 };
 use fusionllm_models::{AttentionImplementation, Gpt2Config, ResNetConfig, ResNetStem};
 use fusionllm_plan::{
-    CodecStep, CopyDirection, Curve, Curves, Device, Measured, Optimizer, Program, Rates, work_units,
+    Address, CodecStep, CopyDirection, Curve, Curves, Device, Measured, Optimizer, PeerId, Program, Rates, work_units,
 };
 
 use crate::NodeError;
@@ -173,7 +173,8 @@ fn resnet(depth: usize, width: usize, batch: usize) -> Result<Graph, NodeError> 
 /// ratio, since selection takes its time and reads the whole tensor.
 fn codecs(repeats: usize, measured: &mut Measured) -> Result<(), NodeError> {
     const NAMES: [&str; 6] = ["bf16", "int8", "int4", "int4-hadamard", "nvfp4", "topk"];
-    const RATIO: f64 = 30.0;
+    const RATIO: f64 = 10.0;
+    let message = Message { pass: 0, peer: PeerId(0), tensor: Address::Value { value: ValueId(0), micro_batch: 0 } };
     let (mut coder, mut coded) = (Coder::default(), Vec::new());
     for codec in NAMES.iter().filter_map(|name| Codec::from_name(name, RATIO)) {
         let mut points = [Vec::new(), Vec::new()];
@@ -182,10 +183,10 @@ fn codecs(repeats: usize, measured: &mut Measured) -> Result<(), NodeError> {
             let mut took = [Vec::new(), Vec::new()];
             for _ in 0..=repeats {
                 let watch = Stopwatch::start(true);
-                coder.encode(&tensor, &exec::EncodeOptions { codec, seed: 1 }, &mut coded)?;
+                coder.encode(message, &tensor, &exec::EncodeOptions { codec, seed: 1 }, &mut coded)?;
                 took[0].push(watch.seconds());
                 let watch = Stopwatch::start(true);
-                coder.decode(&coded, tensor.ty().clone())?;
+                coder.decode(message, &coded, tensor.ty().clone())?;
                 took[1].push(watch.seconds());
             }
             for (points, took) in points.iter_mut().zip(took) {

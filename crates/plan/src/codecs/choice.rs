@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use fusionllm_compress::{Codec, adatopk};
+use fusionllm_compress::{Bits, Codec, TopK, ValueFormat, adatopk};
 
 use super::rule::{Compression, Compressor, LinkCodec};
 use super::traffic::Traffic;
@@ -39,22 +39,19 @@ impl Compression {
         let traffic = Traffic::new(programs);
         let links: Vec<LinkEnds> = traffic.links.keys().copied().collect();
         let known = || cluster.ok_or(PlanError::UnknownLinks { compression: self.compressor.name() });
-        let ladders: BTreeMap<LinkEnds, Vec<Codec>> = match self.compressor {
-            Compressor::AdaTopK => {
-                let ratios = adatopk(self.ratio, &traffic.seconds(known()?)?);
-                let top_k = |r: f64| (r > 1.0).then(|| Compressor::TopK.uniform(r));
-                let ladder = |r| [Codec::None].into_iter().chain(top_k(r)).collect();
-                links.into_iter().zip(ratios.into_iter().map(ladder)).collect()
-            }
-            Compressor::Auto => {
+        let codecs: BTreeMap<LinkEnds, Codec> = match self.compressor {
+            Compressor::AdaTopK | Compressor::Auto => {
                 let ladder = traffic.widest().map(|widest| self.ladder(widest)).unwrap_or_default();
-                links.into_iter().map(|link| (link, ladder.clone())).collect()
+                let ladders = links.into_iter().map(|link| (link, ladder.clone())).collect();
+                Trial { programs: programs.to_vec(), cluster: known()?, optimizer, ladders }.mildest(&traffic)?
             }
-            name => links.into_iter().map(|link| (link, vec![name.uniform(self.ratio)])).collect(),
-        };
-        let codecs = match self.needs_links() {
-            true => Trial { programs: programs.to_vec(), cluster: known()?, optimizer, ladders }.mildest(&traffic)?,
-            false => ladders.into_iter().filter_map(|(link, ladder)| Some((link, *ladder.last()?))).collect(),
+            Compressor::AdaTopKPublished => {
+                let ratios = adatopk(self.ratio, &traffic.seconds(known()?)?);
+                let int8 = Some(ValueFormat::Int(Bits::Eight));
+                let top_k = |(link, ratio)| (link, Codec::TopK(TopK { ratio, values: int8 }));
+                links.into_iter().zip(ratios).filter(|(_, ratio)| *ratio > 1.0).map(top_k).collect()
+            }
+            name => links.into_iter().map(|link| (link, name.uniform(self.ratio))).collect(),
         };
         let all = codecs.into_iter().map(|((from, to), codec)| LinkCodec {
             from,

@@ -3,11 +3,13 @@
 
 mod choice;
 mod coded;
+mod loss;
 mod rule;
 mod traffic;
 
 pub use choice::SLACK;
 pub(crate) use choice::assign;
 pub(crate) use coded::{coded_values, widest_coded};
+pub use loss::LossBudget;
 pub use rule::{Compression, Compressor, LinkCodec};
 pub use traffic::Traffic;

@@ -1,13 +1,13 @@
 //! The rule by which links get codecs.
 
 use std::fmt;
-use std::iter::successors;
 use std::str::FromStr;
 
-use fusionllm_compress::{Codec, Element};
+use fusionllm_compress::{Codec, Element, TopK};
 use fusionllm_graph::TensorType;
 use serde::{Deserialize, Serialize};
 
+use super::loss::{LossBudget, added_loss, gentlest_topk, of_f32};
 use crate::error::PlanError;
 use crate::program::{PeerId, element, takes_codec};
 
@@ -17,19 +17,16 @@ pub struct Compression {
     /// The rule by which links get codecs. Files call it `name`.
     #[serde(rename = "name")]
     pub compressor: Compressor,
-    /// Bytes of a tensor divided by its bytes on the wire; at least 1. For top-k it is the ratio of every link. For
-    /// AdaTopK it is the ratio of the slowest link. For `auto` it is the highest ratio.
+    /// Bytes of a tensor divided by its bytes on the wire; at least 1. For `topk` it is the ratio of every link. For
+    /// `adatopk-published` it is the ratio of the slowest link. For `adatopk` and `auto` it is the highest ratio of
+    /// numbers of f32. That of bf16 is half as high, since what does harm is how few bits a number gets.
     pub ratio: f64,
+    /// How much the loss may rise by the codecs that `auto` chooses.
+    #[serde(default)]
+    pub loss_budget: LossBudget,
     /// Whether a codec that does harm is replaced by a less lossy one during the run. If not, the run only warns.
     #[serde(default)]
     pub guard: bool,
-    /// Whether a codec's error is added to the same value and micro-batch in the next step.
-    #[serde(default)]
-    pub error_feedback: bool,
-    /// Whether the gradient of an activation keeps the entries that top-k kept of the activation. If not, it keeps
-    /// its own largest entries.
-    #[serde(default)]
-    pub shared_masks: bool,
     /// Whether integers are rounded up or down at random, so that their mean is exact.
     #[serde(default)]
     pub stochastic_rounding: bool,
@@ -45,10 +42,14 @@ pub enum Compressor {
     /// Nothing is compressed.
     #[default]
     None,
-    /// The largest entries, fewest on the slowest link, by the published rule
-    /// ([`adatopk`](fusionllm_compress::adatopk)).
+    /// On each link, the smallest ratio at which it no longer slows the step: bf16, 8-bit integers, or the largest
+    /// entries with few bits each.
     #[serde(rename = "adatopk")]
     AdaTopK,
+    /// The largest entries in 8 bits, fewest on the slowest link, by the published rule
+    /// ([`adatopk`](fusionllm_compress::adatopk)). A gradient keeps its own largest entries.
+    #[serde(rename = "adatopk-published")]
+    AdaTopKPublished,
     /// The largest entries, the same share on every link.
     #[serde(rename = "topk")]
     TopK,
@@ -62,15 +63,17 @@ pub enum Compressor {
     Int4Hadamard,
     /// 4-bit floats in blocks on every link.
     Nvfp4,
-    /// On each link, the least lossy codec that keeps the link from slowing the step; never top-k.
+    /// On each link, the least lossy codec that keeps the link from slowing the step, of those that raise the loss by
+    /// no more than a budget.
     Auto,
 }
 
 impl Compressor {
     /// Every rule.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::None,
         Self::AdaTopK,
+        Self::AdaTopKPublished,
         Self::TopK,
         Self::Bf16,
         Self::Int8,
@@ -80,12 +83,20 @@ impl Compressor {
         Self::Auto,
     ];
 
-    /// The strongest rule that `auto` takes a link's codec from.
-    const STRONGEST_AUTO: Self = Self::Int4Hadamard;
-
     /// The codec of every link, for rules that give all links the same.
     pub(super) fn uniform(self, ratio: f64) -> Codec {
         Codec::from_name(self.name(), ratio).unwrap_or_default()
+    }
+
+    /// Whether the gradient of an activation keeps the entries that top-k kept of the activation. If not, it keeps its
+    /// own largest entries.
+    pub fn shares_masks(self) -> bool {
+        self != Self::AdaTopKPublished
+    }
+
+    /// The ratio where a job names none. The published rule has that of the published experiments.
+    pub fn usual_ratio(self) -> f64 {
+        if self == Self::AdaTopKPublished { 30.0 } else { 10.0 }
     }
 
     /// The name in job files.
@@ -93,6 +104,7 @@ impl Compressor {
         match self {
             Self::None => "none",
             Self::AdaTopK => "adatopk",
+            Self::AdaTopKPublished => "adatopk-published",
             Self::TopK => "topk",
             Self::Bf16 => "bf16",
             Self::Int8 => "int8",
@@ -126,9 +138,8 @@ impl Default for Compression {
         Self {
             compressor: Compressor::None,
             ratio: 1.0,
+            loss_budget: LossBudget::default(),
             guard: false,
-            error_feedback: false,
-            shared_masks: false,
             stochastic_rounding: false,
             spectral_watch: 0,
         }
@@ -149,20 +160,18 @@ pub struct LinkCodec {
 impl Compression {
     /// Whether the rule needs to know the links.
     pub fn needs_links(&self) -> bool {
+        self.looks_for_need() || self.compressor == Compressor::AdaTopKPublished
+    }
+
+    /// Whether the rule gives a link a codec only where the step is slower without it.
+    pub(crate) fn looks_for_need(&self) -> bool {
         matches!(self.compressor, Compressor::AdaTopK | Compressor::Auto)
     }
 
-    /// The rule by which messages are assumed to be compressed while a model is cut. `widest` are the widest numbers of
-    /// the tensors that codecs take. For `auto`, it is the strongest. `None` if no message gets smaller.
+    /// The rule by which messages are assumed to be compressed while a model is cut: the strongest codec that a link may
+    /// get. `widest` are the widest numbers of the tensors that codecs take. `None` if no message gets smaller.
     pub(crate) fn for_planning(&self, widest: Element) -> Option<Self> {
-        let rule = match self.compressor {
-            Compressor::Auto => {
-                let strongest = Self { compressor: Compressor::STRONGEST_AUTO, ..*self };
-                (strongest.large_ratio(widest) <= self.ratio).then_some(strongest)?
-            }
-            _ => *self,
-        };
-        (rule.large_ratio(widest) > 1.0).then_some(rule)
+        (self.large_ratio(widest) > 1.0).then_some(*self)
     }
 
     /// How many times smaller a tensor of this type becomes on the slowest link. Of tensors that codecs take, the size is
@@ -172,27 +181,52 @@ impl Compression {
     }
 
     fn large_ratio(&self, element: Element) -> f64 {
-        match self.compressor {
-            Compressor::AdaTopK => self.ratio,
-            uniform => uniform.uniform(self.ratio).ratio(LARGE, element).max(1.0),
-        }
+        let strongest = match self.compressor {
+            Compressor::AdaTopK | Compressor::Auto => self.ladder(element).pop().unwrap_or_default(),
+            Compressor::AdaTopKPublished => Compressor::TopK.uniform(self.ratio),
+            uniform => uniform.uniform(self.ratio),
+        };
+        strongest.ratio(LARGE, element).max(1.0)
     }
 
-    /// The codecs that `auto` chooses from, the least lossy first: the strongest one, and those that
-    /// [`Codec::less_lossy`] leads to from it. Codecs that make numbers of `widest` smaller than the ratio allows are
-    /// left out.
-    ///
-    /// Top-k is not among them. With top-k at 10x on three links, a GPT-2 with 10 million parameters reached a
-    /// validation loss of 3.36. Without codecs it reached 2.45 (150 steps, `scripts/compression.py convergence`).
-    /// Shared masks reduce the harm, but four bits do less harm still.
+    /// The codecs that `adatopk` and `auto` choose from, the least lossy first: none, bf16, integers, and top-k in
+    /// steps of a tenth. Codecs that make numbers of `widest` smaller than the ratio allows are left out. So are those
+    /// that raise the loss by more than another that makes them as small. For `auto`, the budget of loss is a bound, too.
     pub(super) fn ladder(&self, widest: Element) -> Vec<Codec> {
-        let strongest = Compressor::STRONGEST_AUTO.uniform(1.0);
-        let all = successors(Some(strongest), |c| (*c != Codec::None).then(|| c.less_lossy()));
-        let mut ladder: Vec<Codec> = all.filter(|c| c.ratio(LARGE, widest) <= self.ratio).collect();
+        let auto = self.compressor == Compressor::Auto;
+        let budget = if auto { self.loss_budget.share() } else { f64::INFINITY };
+        let highest = of_f32(self.ratio, widest);
+        let most = if auto { highest.min(of_f32(gentlest_topk(budget), widest)) } else { highest };
+        let dense: &[&str] = if auto { &["bf16", "int8", "int4-hadamard"] } else { &["bf16", "int8"] };
+        let dense = dense.iter().filter_map(|name| Codec::from_name(name, 1.0));
+        let least = of_f32(LEAST_TOPK, widest);
+        let steps = (0..).map(|step| least * TOPK_STEP.powi(step)).take_while(|ratio| *ratio < most * 0.999);
+        let ratios = steps.chain((most >= least).then_some(most));
+        let top_k = ratios.map(|ratio| Codec::TopK(TopK { ratio, values: None }));
+        let mut ladder: Vec<Codec> = dense.chain(top_k).collect();
+        let size = |codec: &Codec| codec.ratio(LARGE, widest);
+        let loss = |codec: &Codec| added_loss(codec, widest).unwrap_or(f64::INFINITY);
+        ladder.retain(|codec| size(codec) > 1.0 && size(codec) <= highest * 1.001 && (!auto || loss(codec) <= budget));
+        ladder.sort_by(|a, b| size(a).total_cmp(&size(b)));
+        // From the smallest on: another that is larger must do less harm.
+        let mut least = f64::INFINITY;
+        ladder.reverse();
+        ladder.retain(|codec| {
+            let gentler = !auto || loss(codec) < least || loss(codec) == 0.0;
+            least = least.min(loss(codec));
+            gentler
+        });
+        ladder.push(Codec::None);
         ladder.reverse();
         ladder
     }
 }
+
+/// The smallest ratio of top-k for numbers of f32. At smaller ones, integers of 8 bits are as small.
+const LEAST_TOPK: f64 = 5.0;
+
+/// One ratio of top-k over the one before it.
+const TOPK_STEP: f64 = 1.1;
 
 /// Elements of a large message. A codec's own header is negligible beside them.
 const LARGE: usize = 1 << 20;
@@ -202,15 +236,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_ladder_goes_from_no_codec_to_four_bits() {
-        let names = |ratio, widest| {
-            let rule = Compression { compressor: Compressor::Auto, ratio, ..Compression::default() };
-            rule.ladder(widest).iter().map(|c| c.name()).collect::<Vec<_>>()
+    fn the_ladder_goes_from_no_codec_to_the_highest_ratio() {
+        let ladder = |compressor, ratio, loss_budget, widest| {
+            let loss_budget = LossBudget::new(loss_budget).unwrap();
+            Compression { compressor, ratio, loss_budget, ..Compression::default() }.ladder(widest)
         };
-        assert_eq!(names(100.0, Element::F32), ["none", "bf16", "int8", "int4-hadamard"]);
-        assert_eq!(names(2.0, Element::F32), ["none", "bf16"]);
-        // Four bits are 3.6 times fewer than sixteen.
-        assert_eq!(names(4.0, Element::Bf16), ["none", "bf16", "int8", "int4-hadamard"]);
-        assert_eq!(names(2.0, Element::Bf16), ["none", "bf16", "int8"]);
+        let names = |ladder: Vec<Codec>| ladder.iter().map(Codec::to_string).collect::<Vec<_>>();
+        let by_need = |ratio, widest| names(ladder(Compressor::AdaTopK, ratio, 0.0, widest));
+        let to_ten =
+            ["none", "bf16", "int8", "topk 5x", "topk 5.5x", "topk 6.1x", "topk 6.7x", "topk 7.3x", "topk 8.1x"];
+        assert_eq!(by_need(10.0, Element::F32), [&to_ten[..], &["topk 8.9x", "topk 9.7x", "topk 10x"]].concat());
+        assert_eq!(by_need(2.0, Element::F32), ["none", "bf16"]);
+        // Eight bits are 1.9 times fewer than sixteen.
+        assert_eq!(by_need(5.2, Element::Bf16), ["none", "int8", "topk 2.5x", "topk 2.6x"]);
+        // A budget of nothing leaves what costs nothing, and a large one reaches the highest ratio.
+        assert_eq!(names(ladder(Compressor::Auto, 30.0, 0.0, Element::F32)), ["none", "bf16"]);
+        let large = ladder(Compressor::Auto, 9.0, 0.5, Element::F32);
+        assert_eq!(large.last().map(Codec::to_string), Some("topk 9x".into()), "{large:?}");
+        for budget in [0.002, 0.005, 0.01, 0.02, 0.1] {
+            for widest in [Element::F32, Element::Bf16] {
+                let ladder = ladder(Compressor::Auto, 30.0, budget, widest);
+                let losses: Vec<f64> = ladder.iter().map(|codec| added_loss(codec, widest).unwrap()).collect();
+                let sizes: Vec<f64> = ladder.iter().map(|codec| codec.ratio(LARGE, widest)).collect();
+                assert!(losses.is_sorted() && losses.iter().all(|loss| *loss <= budget), "{losses:?}");
+                assert!(sizes.is_sorted() && ladder.len() >= 2, "{sizes:?}");
+            }
+        }
     }
 }

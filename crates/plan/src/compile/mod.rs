@@ -33,8 +33,8 @@ pub fn compile(plan: &Plan, forward: &Graph, train: &TrainGraph) -> Result<Vec<P
     let mut compiler = Compiler::new(plan, &train.graph, live, node_stages, vec![("loss".into(), train.loss)])?;
     compiler.reduce(train)?;
     let mut programs = programs(&compiler);
-    if plan.compression.shared_masks {
-        programs.iter_mut().for_each(|p| p.masks = masks(p, train));
+    if plan.compression.compressor.shares_masks() {
+        share_masks(&mut programs, train);
     }
     Ok(programs)
 }
@@ -61,10 +61,41 @@ pub fn compile_forward(
 }
 
 /// See [`Program::masks`].
-fn masks(program: &Program, train: &TrainGraph) -> BTreeMap<ValueId, BTreeSet<ValueId>> {
-    let coded = |(tensor, _): (Address, PeerId)| program.may_be_coded(tensor).then_some(tensor.value());
-    let received: BTreeSet<ValueId> = program.receives().filter_map(coded).collect();
-    let sent: BTreeSet<ValueId> = program.sends().filter_map(coded).collect();
+fn share_masks(programs: &mut [Program], train: &TrainGraph) {
+    let mut shared = Vec::new();
+    for program in programs.iter() {
+        let coded = |(tensor, end): (Address, PeerId)| program.may_be_coded(tensor).then_some((tensor.value(), end));
+        let received: BTreeSet<(ValueId, PeerId)> = program.receives().filter_map(coded).collect();
+        let sent: BTreeSet<(ValueId, PeerId)> = program.sends().filter_map(coded).collect();
+        let of = gradients(train, &received.iter().map(|(value, _)| *value).collect());
+        for (gradient, to) in sent {
+            let values = of.get(&bare(&train.graph, gradient)).into_iter().flatten();
+            let values: BTreeSet<ValueId> = values.copied().filter(|v| received.contains(&(*v, to))).collect();
+            if !values.is_empty() {
+                shared.push((gradient, [program.peer, to], values));
+            }
+        }
+    }
+    for (gradient, [from, to], values) in shared {
+        for (peer, other) in [(from, to), (to, from)] {
+            let program = programs.iter_mut().find(|p| p.peer == peer);
+            program.into_iter().for_each(|p| drop(p.masks.insert((gradient, other), values.clone())));
+        }
+    }
+}
+
+/// A gradient before it gets the shape or the type of its value. It is often sent so.
+fn bare(graph: &Graph, mut gradient: ValueId) -> ValueId {
+    while let Some(node) = graph.producer(gradient).map(|n| graph.node(n))
+        && matches!(node.op, Op::Reshape(_) | Op::Cast(_))
+    {
+        gradient = node.inputs[0];
+    }
+    gradient
+}
+
+/// By bare gradient: the received values that it is a gradient of.
+fn gradients(train: &TrainGraph, received: &BTreeSet<ValueId>) -> BTreeMap<ValueId, BTreeSet<ValueId>> {
     let graph = &train.graph;
     // If the value was reshaped, the received one is what it is a view of.
     let came = |mut v: ValueId| {
@@ -74,19 +105,9 @@ fn masks(program: &Program, train: &TrainGraph) -> BTreeMap<ValueId, BTreeSet<Va
         }
         Some(v)
     };
-    // A gradient is often sent before it gets the shape or the type of its value.
-    let bare = |mut g: ValueId| {
-        while let Some(node) = graph.producer(g).map(|n| graph.node(n))
-            && matches!(node.op, Op::Reshape(_) | Op::Cast(_))
-        {
-            g = node.inputs[0];
-        }
-        g
-    };
     let mut of: BTreeMap<ValueId, BTreeSet<ValueId>> = BTreeMap::new();
     for (gradient, values) in &train.gradient_of {
-        of.entry(bare(*gradient)).or_default().extend(values.iter().filter_map(|v| came(*v)));
+        of.entry(bare(graph, *gradient)).or_default().extend(values.iter().filter_map(|v| came(*v)));
     }
-    let masked = |g: ValueId| Some((g, of.get(&bare(g)).filter(|of| !of.is_empty())?.clone()));
-    sent.into_iter().filter_map(masked).collect()
+    of
 }

@@ -68,7 +68,7 @@ impl Program {
                 format!("{} has a codec, but is not a large f32 or bf16 result of an operator", self.name(*v))
             })?;
         }
-        for (gradient, of) in &self.masks {
+        for ((gradient, _), of) in &self.masks {
             let numel = |v: ValueId| self.values.get(&v).filter(|_| self.coded.contains(&v)).map(|v| v.ty.numel());
             want(numel(*gradient).is_some() && of.iter().all(|v| numel(*v) == numel(*gradient)), || {
                 format!("{} shares a mask, but not with tensors of its size that have a codec", self.name(*gradient))

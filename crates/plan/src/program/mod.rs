@@ -264,9 +264,10 @@ pub struct Program {
     /// The values, sent or received, that a codec may apply to: in training, activations that have a gradient, and
     /// their gradients, unless they are small.
     pub coded: BTreeSet<ValueId>,
-    /// By gradient that is sent: the received values that it is a gradient of. The entries that are missing from
-    /// these are removed from the gradient too. All have the same number of elements, in the same order.
-    pub masks: BTreeMap<ValueId, BTreeSet<ValueId>>,
+    /// By gradient and the peer that it goes to or comes from: the values that it is a gradient of and that came from
+    /// or went to that peer. If top-k left entries out of these, they are left out of the gradient, too. All have the
+    /// same number of elements, in the same order.
+    pub masks: BTreeMap<(ValueId, PeerId), BTreeSet<ValueId>>,
     /// The codecs of its links, by receiver. They may change during a run. A receiver needs no codec to read a
     /// message.
     pub codecs: BTreeMap<PeerId, Codec>,
@@ -333,11 +334,28 @@ impl Program {
         Some((HEADER_BYTES as u64, exact_bytes(ty.numel(), element(ty.dtype)?) as u64))
     }
 
-    /// The payload bytes of a message that this program sends. A tensor that the codec cannot encode is longer, up to
-    /// the most of [`Self::coded_bytes`]. `None` if the program does not have the value.
-    pub fn payload(&self, tensor: Address, to: PeerId) -> Option<usize> {
+    /// The payload bytes of a message that this program sends to another. A tensor that the codec cannot encode is
+    /// longer, up to the most of [`Self::coded_bytes`]. `None` if the program does not have the value.
+    pub fn payload(&self, tensor: Address, to: &Self) -> Option<usize> {
         let ty = &self.values.get(&tensor.value())?.ty;
-        Some(encoded_bytes(&self.codec(tensor, to), ty).unwrap_or(ty.bytes()))
+        let codec = self.codec(tensor, to.peer);
+        // Of a single activation, the receiver knows which entries it has sent.
+        let kept = match (element(ty.dtype), self.masks.get(&(tensor.value(), to.peer))) {
+            (Some(element), Some(of)) if of.len() == 1 => {
+                let activation = of.first().zip(tensor.micro_batch());
+                let activation = activation.map(|(value, micro_batch)| Address::Value { value: *value, micro_batch });
+                match activation.map(|activation| to.codec(activation, self.peer)) {
+                    Some(Codec::TopK(top)) => Some((element, top.kept_entries(ty.numel(), element))),
+                    _ => None,
+                }
+            }
+            _ => None,
+        };
+        let encoded = match kept {
+            Some((element, kept)) if codec != Codec::None => Some(codec.bytes_under(ty.numel(), element, kept)),
+            _ => encoded_bytes(&codec, ty),
+        };
+        Some(encoded.unwrap_or(ty.bytes()))
     }
 
     /// The reductions of the parameters that this peer owns, in graph order.

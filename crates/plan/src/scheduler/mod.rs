@@ -51,7 +51,7 @@ pub fn schedule(workloads: &[Workload<'_>], cluster: &Cluster, options: &PlanOpt
     other.compress(workloads[other.workload], options)?;
     let bound = best.lower_bound_s.min(other.lower_bound_s);
     // Rules that know the links let a step be a little longer for the sake of less lossy codecs.
-    let margin = if options.compression.needs_links() { SLACK } else { 1.0 };
+    let margin = if options.compression.looks_for_need() { SLACK } else { 1.0 };
     if other.key(margin) < best.key(1.0) {
         best = other;
     }

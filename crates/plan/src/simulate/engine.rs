@@ -204,13 +204,14 @@ impl<'a> Engine<'a> {
                         peer.waiting = Some(Waiting::Message(message));
                         return;
                     }
-                    peer.buffered -= load.messages[message as usize].payload.min(peer.buffered);
+                    let Message { payload, mask, given_up, .. } = load.messages[message as usize];
+                    peer.buffered = (peer.buffered + mask).saturating_sub(payload + given_up);
                     peer.at += 1;
                 }
                 Some(&Step::Send { message }) => {
-                    let Message { from, encode, payload, .. } = load.messages[message as usize];
+                    let Message { from, encode, payload, mask, given_up, .. } = load.messages[message as usize];
                     peer.at += 1;
-                    peer.buffered += payload;
+                    peer.buffered = (peer.buffered + payload + mask).saturating_sub(given_up);
                     peer.peak = peer.peak.max(peer.held + peer.buffered);
                     self.run_codec(from, encode, Event::Encoded { pass, message });
                 }

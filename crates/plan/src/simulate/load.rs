@@ -9,7 +9,7 @@ use super::messages::{Message, Messages, value_type};
 use super::steps::{Step, Writer};
 use crate::cost::{Cluster, CodecStep, Line, Link, message_bytes};
 use crate::error::PlanError;
-use crate::program::{PeerId, Program};
+use crate::program::{Address, PeerId, Program};
 
 /// All messages from one peer to another. They keep their order.
 #[derive(Debug, Clone)]
@@ -85,7 +85,7 @@ fn messages(programs: &[Program], cluster: &Cluster, routes: &mut Routes<'_>) ->
             // The sender's codec decides; the broker has none.
             let sender = programs.get(from.0 as usize);
             let ty = value_type(p, tensor.value())?;
-            let payload = sender.and_then(|s| s.payload(tensor, p.peer)).unwrap_or(ty.bytes()) as u64;
+            let payload = sender.and_then(|s| s.payload(tensor, p)).unwrap_or(ty.bytes()) as u64;
             let codec = sender.map_or(Codec::None, |s| s.codec(tensor, p.peer));
             let takes = |end: PeerId, step| match (codec, cluster.devices().get(end.0 as usize)) {
                 (Codec::None, _) | (_, None) => 0.0,
@@ -95,11 +95,39 @@ fn messages(programs: &[Program], cluster: &Cluster, routes: &mut Routes<'_>) ->
             let channel = routes.channel(from, p.peer)?;
             let id = messages.all.len() as u32;
             let (to, bytes) = (p.peer, message_bytes(payload));
-            messages.all.push(Message { from, to, tensor, payload, bytes, channel, encode, decode });
+            let (mask, given_up) = (0, 0);
+            messages.all.push(Message { from, to, tensor, payload, bytes, channel, encode, decode, mask, given_up });
             messages.index.insert((p.peer, tensor), id);
         }
     }
+    count_masks(programs, &mut messages)?;
     Ok(messages)
+}
+
+/// Counts the masks that are kept until the gradients go back.
+fn count_masks(programs: &[Program], messages: &mut Messages) -> Result<(), PlanError> {
+    for p in programs {
+        for (gradient, to) in p.sends() {
+            let Some((of, micro_batch)) = p.masks.get(&(gradient.value(), to)).zip(gradient.micro_batch()) else {
+                continue;
+            };
+            for value in of {
+                let activation = Address::Value { value: *value, micro_batch };
+                let sender = programs.get(to.0 as usize);
+                let top_k = sender.is_some_and(|s| matches!(s.codec(activation, p.peer), Codec::TopK(_)));
+                let Some((there, _)) = messages.find(p.peer, activation).filter(|_| top_k) else { continue };
+                let Some((back, _)) = messages.find(to, gradient) else { continue };
+                let bytes = value_type(p, *value)?.numel().div_ceil(64) as u64 * 8;
+                // The first gradient in the program's order stands for all.
+                let there = &mut messages.all[there as usize];
+                if there.mask == 0 {
+                    there.mask = bytes;
+                    messages.all[back as usize].given_up += bytes;
+                }
+            }
+        }
+    }
+    Ok(())
 }
 
 fn no_link(cluster: &Cluster, from: PeerId, to: PeerId) -> PlanError {

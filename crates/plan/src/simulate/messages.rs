@@ -22,6 +22,10 @@ pub(super) struct Message {
     pub(super) encode: f64,
     /// Seconds of the receiver's codec thread.
     pub(super) decode: f64,
+    /// Bytes of the places that top-k sends. Both ends keep them until the gradient goes back.
+    pub(super) mask: u64,
+    /// Bytes of the masks that both ends give up with this gradient.
+    pub(super) given_up: u64,
 }
 
 /// The messages of a step. A sender finds the message it sends by receiver and tensor.

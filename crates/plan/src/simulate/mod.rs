@@ -89,8 +89,8 @@ pub struct PeerLoad {
     pub forward_s: f64,
     /// Seconds waiting for messages and for the verdict.
     pub wait_s: f64,
-    /// Most bytes held at once: parameters, optimizer state, sums of gradients, activations, buffered messages, and
-    /// [`PROCESS_BYTES`].
+    /// Most bytes held at once: parameters, optimizer state, sums of gradients, activations, buffered messages, the
+    /// places that top-k sent, and [`PROCESS_BYTES`].
     pub peak_bytes: u64,
 }
 

@@ -270,6 +270,8 @@ mod tests {
             channel,
             encode: 0.0,
             decode: 0.0,
+            mask: 0,
+            given_up: 0,
         };
         let messages = (0..channels.len() as u32).map(message).collect();
         Load {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use fusionllm_compress::{Codec, TopK, ValueFormat};
+use fusionllm_compress::{Codec, TopK};
 use fusionllm_plan::{
     Address, Cause, Instruction, LearningRate, LinkCodec, PassKind, PeerId, Poison, Program, Verdict,
 };
@@ -219,7 +219,7 @@ impl Simulation<'_> {
         let codec = |p| LinkCodec {
             from: PeerId(p),
             to: PeerId((p + 1) % peers),
-            codec: Codec::TopK(TopK { ratio, values: ValueFormat::Int8 }),
+            codec: Codec::TopK(TopK { ratio, values: None }),
         };
         let codecs: Vec<LinkCodec> = (0..peers).filter(|_| peers > 1).map(codec).collect();
         let Some(AppliedCodecs { version, step, messages }) = self.machine.set_codecs(&codecs) else {

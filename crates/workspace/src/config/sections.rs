@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use fusionllm_graph::Precision;
 use fusionllm_graph::ops::{AdamwStep, SgdStep};
-use fusionllm_plan::{Compression, Compressor, LearningRate, Optimizer, Schedule, Scheduler};
+use fusionllm_plan::{Compression, Compressor, LearningRate, LossBudget, Optimizer, Schedule, Scheduler};
 use serde::{Serialize, Serializer};
 
 use super::files::Files;
+use super::quantity::SHARE;
 use super::reader::{JobError, Section};
 use super::{divisors, nearest_divisor};
 
@@ -314,27 +315,31 @@ impl Planning {
 /// Reads `[compression]`, the codecs of activations and their gradients. `docs/job.md` describes the keys.
 pub(super) fn compression(section: &Section<'_>) -> Result<Compression, JobError> {
     let compressor = section.choice("name", &Compressor::ALL.map(|c| (c.name(), c)))?.unwrap_or_default();
+    if section.has("error_feedback") {
+        let reason =
+            "`compression.error_feedback`: the error of one sample's activation would be added to that of another";
+        return Err(section.error("error_feedback", reason, "leave it out: each step has other samples"));
+    }
+    if section.has("shared_masks") {
+        let reason = "`compression.shared_masks`: gradients always keep the places that top-k sent of the activation";
+        return Err(section.error("shared_masks", reason, "leave it out, or write name = \"adatopk-published\""));
+    }
+    let budget = section.quantity("loss_budget", &SHARE, false)?.map(LossBudget::new);
     let compression = Compression {
         compressor,
-        ratio: section.number("ratio", "at least 1", |x| x >= 1.0)?.unwrap_or(30.0),
+        ratio: section.number("ratio", "at least 1", |x| x >= 1.0)?.unwrap_or(compressor.usual_ratio()),
+        loss_budget: match budget {
+            None => LossBudget::default(),
+            Some(Some(budget)) => budget,
+            Some(None) => {
+                let reason = "`compression.loss_budget` is above 100 %";
+                return Err(section.error("loss_budget", reason, "it is a share of the loss, such as \"1 %\""));
+            }
+        },
         guard: section.flag("guard")?.unwrap_or(compressor == Compressor::Auto),
-        error_feedback: section.flag("error_feedback")?.unwrap_or(false),
-        shared_masks: section.flag("shared_masks")?.unwrap_or(false),
         stochastic_rounding: section.flag("stochastic_rounding")?.unwrap_or(false),
         spectral_watch: section.count("spectral_watch", 0)?.unwrap_or(0),
     };
-    if compression.shared_masks && !matches!(compressor, Compressor::TopK | Compressor::AdaTopK) {
-        let reason = format!("`compression.shared_masks`: `{compressor}` leaves nothing out that a mask could share");
-        return Err(section.error(
-            "shared_masks",
-            reason,
-            "leave it out, or write name = \"topk\" or name = \"adatopk\"",
-        ));
-    }
-    if compression.shared_masks && compression.error_feedback {
-        let reason = "`compression.shared_masks`: error feedback sends later what a shared mask leaves out for good";
-        return Err(section.error("shared_masks", reason, "set one of shared_masks and error_feedback"));
-    }
     section.finish()?;
     Ok(compression)
 }

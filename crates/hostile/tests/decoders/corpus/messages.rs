@@ -79,7 +79,7 @@ pub(super) fn from_peer() -> Vec<Vec<u8>> {
 
 pub(super) fn to_peer() -> Vec<Vec<u8>> {
     let contact = Contact { member: MemberId(1), name: "b".into(), addr: encode(&addr()).unwrap() };
-    let top = Codec::TopK(TopK { ratio: 10.0, values: ValueFormat::Bf16 });
+    let top = Codec::TopK(TopK { ratio: 10.0, values: Some(ValueFormat::Bf16) });
     all([
         ToPeer::Refused { reason: "full".into() },
         ToPeer::Contacts(vec![contact.clone(), contact]),
@@ -196,9 +196,11 @@ pub(super) fn codec() -> Vec<Vec<u8>> {
         int(Bits::Four, true),
         int(Bits::Eight, false),
         int(Bits::Eight, true),
-        top(ValueFormat::F32),
-        top(ValueFormat::Bf16),
-        top(ValueFormat::Int8),
+        int(Bits::Five, false),
+        top(Some(ValueFormat::F32)),
+        top(Some(ValueFormat::Bf16)),
+        top(Some(ValueFormat::Int(Bits::Three))),
+        top(None),
     ];
     let mut samples = Vec::new();
     for n in [0usize, 1, 33, 64, 100, 1000] {

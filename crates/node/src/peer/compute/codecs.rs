@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
-use fusionllm_exec::{Coder, EncodeOptions, ExecError, Fidelity, StableRanks};
+use fusionllm_exec::{Coder, EncodeOptions, ExecError, Fidelity, Message, StableRanks};
 use fusionllm_graph::{HostTensor, TensorType};
 use fusionllm_plan::PeerId;
 use fusionllm_protocol::TensorHeader;
@@ -46,23 +46,21 @@ pub(crate) enum Watch {
 
 enum Job {
     Encode { header: TensorHeader, tensor: HostTensor, coding: EncodeOptions, watch: Watch, to: PeerId, outbox: Outbox },
-    Decode { header: TensorHeader, bytes: Vec<u8>, ty: TensorType, from: Arc<str> },
+    Decode { header: TensorHeader, bytes: Vec<u8>, ty: TensorType, from: PeerId, name: Arc<str> },
     Tally(mpsc::Sender<Tally>),
-    SetCodecs,
 }
 
 impl Codecs {
-    /// Starts the thread. Decoded tensors go to `mailbox`. An error ends the thread and goes to `failed`. With
-    /// `feedback`, the error that the codec made in earlier messages is added to later ones.
+    /// Starts the thread. Decoded tensors go to `mailbox`. An error ends the thread and goes to `failed`.
     pub(crate) fn start(
         mailbox: Arc<Mailbox>,
-        feedback: bool,
+        coder: Coder,
         failed: impl FnOnce(String) + Send + 'static,
     ) -> Result<Self, NodeError> {
         let (jobs, queue) = mpsc::channel();
         let thread = std::thread::Builder::new().name("codec".into());
         let work = move || {
-            let mut codec_thread = CodecThread { coder: Coder::default(), feedback, tally: Tally::default(), mailbox };
+            let mut codec_thread = CodecThread { coder, tally: Tally::default(), mailbox };
             for job in queue {
                 if let Err(reason) = codec_thread.work(job) {
                     return failed(reason);
@@ -92,9 +90,10 @@ impl Codecs {
         header: TensorHeader,
         bytes: Vec<u8>,
         ty: TensorType,
-        from: &Arc<str>,
+        from: PeerId,
+        name: &Arc<str>,
     ) -> Result<(), ExecError> {
-        self.hand_over(Job::Decode { header, bytes, ty, from: from.clone() })
+        self.hand_over(Job::Decode { header, bytes, ty, from, name: name.clone() })
     }
 
     /// The figures since the last tally, after all work handed over so far.
@@ -102,11 +101,6 @@ impl Codecs {
         let (answer, tally) = mpsc::channel();
         self.hand_over(Job::Tally(answer))?;
         tally.recv().map_err(|_| gone())
-    }
-
-    /// Announces new codecs, so that the thread forgets the feedback of the old ones.
-    pub(crate) fn set_codecs(&self) -> Result<(), ExecError> {
-        self.hand_over(Job::SetCodecs)
     }
 
     fn hand_over(&self, job: Job) -> Result<(), ExecError> {
@@ -135,7 +129,6 @@ impl Tally {
 /// The state that the thread itself keeps.
 struct CodecThread {
     coder: Coder,
-    feedback: bool,
     tally: Tally,
     mailbox: Arc<Mailbox>,
 }
@@ -146,11 +139,8 @@ impl CodecThread {
         match job {
             Job::Encode { header, tensor, coding, watch, to, outbox } => {
                 let mut bytes = Vec::new();
-                let flagged = match self.feedback {
-                    true => self.coder.encode_with_feedback(&tensor, &coding, (to, header.tensor), &mut bytes),
-                    false => self.coder.encode(&tensor, &coding, &mut bytes),
-                };
-                let flagged = flagged.map_err(|e| e.to_string())?;
+                let message = Message { pass: header.pass, peer: to, tensor: header.tensor };
+                let flagged = self.coder.encode(message, &tensor, &coding, &mut bytes).map_err(|e| e.to_string())?;
                 if flagged {
                     tracing::warn!(tensor = ?header.tensor, "a tensor holds what no codec takes, and went as it is");
                 }
@@ -164,9 +154,10 @@ impl CodecThread {
                     self.tally.note(to, fidelity);
                 }
             }
-            Job::Decode { header, bytes, ty, from } => {
-                let tensor =
-                    self.coder.decode(&bytes, ty).map_err(|e| format!("{from} sent what cannot be read: {e}"))?;
+            Job::Decode { header, bytes, ty, from, name } => {
+                let message = Message { pass: header.pass, peer: from, tensor: header.tensor };
+                let tensor = self.coder.decode(message, &bytes, ty);
+                let tensor = tensor.map_err(|e| format!("{name} sent what cannot be read: {e}"))?;
                 self.mailbox.put(TensorHeader { coded: false, ..header }, tensor);
             }
             Job::Tally(answer) => {
@@ -174,7 +165,6 @@ impl CodecThread {
                 let _ = answer.send(std::mem::take(&mut self.tally));
                 return Ok(());
             }
-            Job::SetCodecs => self.coder.clear_feedback(),
         }
         self.tally.seconds += begun.elapsed().as_secs_f64();
         Ok(())

@@ -59,7 +59,7 @@ impl Arrivals {
             sum.seconds += begun.elapsed().as_secs_f64();
         }
         if header.coded {
-            self.codecs.receive(header, bytes, ty, name)?;
+            self.codecs.receive(header, bytes, ty, from, name)?;
         } else {
             self.mailbox.put(header, HostTensor::from_bytes(ty, bytes)?);
         }

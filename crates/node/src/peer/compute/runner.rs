@@ -49,10 +49,7 @@ impl ProgramRunner {
                     self.run(&scripts, pass, version, kind, step)?;
                 }
                 // The lane keeps its order: all earlier passes are over.
-                Ok(ComputeCommand::SetCodecs { version, codecs }) => {
-                    self.train.set_codecs(version, codecs)?;
-                    self.link.codecs.set_codecs()?;
-                }
+                Ok(ComputeCommand::SetCodecs { version, codecs }) => self.train.set_codecs(version, codecs)?,
                 Ok(ComputeCommand::Snapshot { step, save }) => keep(self.executor.snapshot(&self.train), step, save)?,
             }
         }

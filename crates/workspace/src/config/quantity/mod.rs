@@ -71,6 +71,10 @@ const SPEED: Quantity = Quantity {
     adds_up: false,
 };
 
+/// A share of something.
+pub(super) const SHARE: Quantity =
+    Quantity { what: "a share", meaning: unit::share, units: &["%"], remark: "", example: (0.5, "%"), adds_up: false };
+
 /// Reads a size such as `8 GiB`, in bytes.
 ///
 /// # Errors

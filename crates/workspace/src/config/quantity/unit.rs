@@ -106,6 +106,14 @@ pub(super) fn flops(unit: &str) -> Meaning {
     }
 }
 
+/// A share of something.
+pub(super) fn share(unit: &str) -> Meaning {
+    match unit {
+        "%" | "percent" => Meaning::One(0.01),
+        _ => Meaning::Unknown,
+    }
+}
+
 const MILLISECONDS: (&str, &str) = ("ms", "milliseconds");
 const MINUTES: (&str, &str) = ("min", "minutes");
 

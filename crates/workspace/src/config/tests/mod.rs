@@ -81,10 +81,9 @@ fn an_empty_job_has_all_defaults() {
 
     [compression]
     name = "none"
-    ratio = 30.0
+    ratio = 10.0
+    loss_budget = "0.5 %"
     guard = false
-    error_feedback = false
-    shared_masks = false
     stochastic_rounding = false
     spectral_watch = 0
 
@@ -240,17 +239,27 @@ fn only_auto_compression_has_the_guard_by_default() {
     let compression = |settings: &str| job(&format!("compression = {{ {settings} }}")).unwrap().compression;
     assert!(compression("name = \"auto\"").guard && !compression("name = \"adatopk\"").guard);
     assert!(!compression("name = \"auto\", guard = false").guard && compression("name = \"int4\", guard = true").guard);
-    let all = compression("error_feedback = true, stochastic_rounding = true, spectral_watch = 50");
-    assert_eq!((all.error_feedback, all.stochastic_rounding, all.spectral_watch), (true, true, 50));
-    assert!(compression("name = \"topk\", shared_masks = true").shared_masks);
-    let refused = |settings: &str| job(&format!("compression = {{ {settings} }}")).unwrap_err().report();
-    let both = refused("name = \"adatopk\", shared_masks = true, error_feedback = true");
-    assert!(both.contains("set one of shared_masks and error_feedback"), "{both}");
-    let dense = refused("name = \"int8\", shared_masks = true");
-    assert!(
-        dense.contains("`int8` leaves nothing out") && dense.contains("name = \"topk\" or name = \"adatopk\""),
-        "{dense}"
-    );
+    let all = compression("stochastic_rounding = true, spectral_watch = 50");
+    assert_eq!((all.stochastic_rounding, all.spectral_watch), (true, 50));
+}
+
+#[test]
+fn the_ratio_and_the_budget_of_compression_follow_its_rule() {
+    let read = |settings: &str| job(&format!("compression = {{ {settings} }}"));
+    let ratio = |name: &str| read(&format!("name = \"{name}\"")).unwrap().compression.ratio;
+    assert_eq!(["auto", "adatopk", "topk", "adatopk-published"].map(ratio), [10.0, 10.0, 10.0, 30.0]);
+    let budget = |settings: &str| read(settings).unwrap().compression.loss_budget.share();
+    assert_eq!([budget(""), budget("loss_budget = \"1 %\""), budget("loss_budget = \"0.25%\"")], [0.005, 0.01, 0.0025]);
+    assert_eq!(with(&["compression.loss_budget=2%"]).unwrap().compression.loss_budget.share(), 0.02);
+    let refused = |settings: &str| read(settings).unwrap_err().report();
+    for (settings, words) in [
+        ("error_feedback = true", "the error of one sample's activation would be added to that of another"),
+        ("shared_masks = true", "gradients always keep the places that top-k sent of the activation"),
+        ("loss_budget = 0.5", "`compression.loss_budget` needs a unit"),
+        ("loss_budget = \"120 %\"", "`compression.loss_budget` is above 100 %"),
+    ] {
+        assert!(refused(settings).contains(words), "{}", refused(settings));
+    }
 }
 
 /// An open setting is written as `auto`, and still has a value.
