@@ -14,7 +14,9 @@ impl Indices {
     pub(crate) fn new(n: usize, k: usize) -> Self {
         let split = |low: u32| Self { n, k, low: Some(low) };
         let bitmap = Self { n, k, low: None };
-        let forms = std::iter::once(bitmap).chain((0..usize::BITS - n.leading_zeros()).map(split));
+        // The size is least where as many bits are set above as below, for 2^l = n ln 2 / k.
+        let middle = (n / k.max(1)).max(1).ilog2();
+        let forms = std::iter::once(bitmap).chain((middle.saturating_sub(1)..=middle + 1).map(split));
         forms.min_by_key(Self::bytes).unwrap_or(bitmap)
     }
 

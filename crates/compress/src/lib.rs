@@ -45,7 +45,7 @@
 //! - A bitmap of n bits.
 //! - Elias-Fano coding (Elias 1974, Fano 1971). The l lower bits of each index are written as they are, in ascending
 //!   order: k·l bits, filled up to a byte. Then follow k + ((n - 1) >> l) bits. The bit at (index >> l) + rank is set
-//!   for each index. l minimises the size.
+//!   for each index. Of ⌊log2 ⌊n / k⌋⌋ and its neighbours, l is the smallest that minimises the size.
 //!
 //! Fixed-width differences between neighbouring indices would take more: their width must fit the largest difference,
 //! several times the mean. Their size would also depend on the data. With these two forms k follows exactly from the

@@ -10,7 +10,7 @@ use crate::cost::Cluster;
 use crate::error::PlanError;
 use crate::optimizer::Optimizer;
 use crate::program::{PeerId, Program};
-use crate::simulate::{SimulateOptions, simulate};
+use crate::simulate::{SimulateOptions, Simulator};
 
 /// The most that rules which know the links let a step grow, relative to the shortest one, to use less lossy codecs.
 pub const SLACK: f64 = 1.005;
@@ -43,7 +43,9 @@ impl Compression {
             Compressor::AdaTopK | Compressor::Auto => {
                 let ladder = traffic.widest().map(|widest| self.ladder(widest)).unwrap_or_default();
                 let ladders = links.into_iter().map(|link| (link, ladder.clone())).collect();
-                Trial { programs: programs.to_vec(), cluster: known()?, optimizer, ladders }.mildest(&traffic)?
+                let (programs, cluster) = (programs.to_vec(), known()?);
+                let simulator = Simulator::new(&programs, cluster, &SimulateOptions::new(optimizer))?;
+                Trial { programs, cluster, simulator, ladders }.mildest(&traffic)?
             }
             Compressor::AdaTopKPublished => {
                 let ratios = adatopk(self.ratio, &traffic.seconds(known()?)?);
@@ -72,7 +74,7 @@ pub(crate) fn assign(programs: &mut [Program], codecs: &[LinkCodec]) {
 struct Trial<'a> {
     programs: Vec<Program>,
     cluster: &'a Cluster,
-    optimizer: Optimizer,
+    simulator: Simulator<'a>,
     /// By link: the codecs to choose from, the least lossy first. The first is none.
     ladders: BTreeMap<LinkEnds, Vec<Codec>>,
 }
@@ -142,6 +144,7 @@ impl Trial<'_> {
         };
         let codecs: Vec<LinkCodec> = levels.iter().filter_map(codec).collect();
         assign(&mut self.programs, &codecs);
-        Ok(simulate(&self.programs, self.cluster, &SimulateOptions::new(self.optimizer))?.step_s)
+        self.simulator.set_codecs(&self.programs)?;
+        Ok(self.simulator.run(false)?.step_s)
     }
 }

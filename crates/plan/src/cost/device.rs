@@ -9,8 +9,11 @@ use super::measured::{CodecStep, CopyDirection, Measured, OperatorCurves};
 use super::operators::work_units;
 use crate::program::Medium;
 
-/// Bytes/s of a tensor that a codec encodes or decodes where it was not measured.
-const CODEC_RATE: f64 = 1e9;
+/// Bytes/s of a tensor that a codec encodes where it was not measured: what `profile` found for top-k on a server's core.
+const ENCODE_RATE: f64 = 1.75e9;
+
+/// [`ENCODE_RATE`] of decoding.
+const DECODE_RATE: f64 = 2.25e9;
 
 /// A machine that runs a peer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -135,10 +138,14 @@ impl Device {
     }
 
     /// Seconds of the codec thread for `elements` elements, whatever the slowdown: as measured for that codec, else at
-    /// [`CODEC_RATE`]. Codecs compute with f32, whatever the tensor's own numbers are.
+    /// [`ENCODE_RATE`] or [`DECODE_RATE`]. Codecs compute with f32, whatever the tensor's own numbers are.
     pub(crate) fn codec_seconds(&self, step: CodecStep, codec: &Codec, elements: usize) -> f64 {
         let bytes = 4.0 * elements as f64;
-        self.measured.codecs(step).get(codec.name()).map_or(bytes / CODEC_RATE, |curve| curve.at(bytes))
+        let usual = match step {
+            CodecStep::Encode => ENCODE_RATE,
+            CodecStep::Decode => DECODE_RATE,
+        };
+        self.measured.codecs(step).get(codec.name()).map_or(bytes / usual, |curve| curve.at(bytes))
     }
 
     /// Seconds of the computing thread for a copy between the device and the network's buffers. If not measured, it

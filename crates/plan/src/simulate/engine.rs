@@ -179,7 +179,17 @@ impl<'a> Engine<'a> {
         loop {
             let peer = &mut self.peers[index];
             let step = load.steps[index].get(peer.at);
-            if let Some(&Step::Compute { activity, micro_batch, seconds, peak }) = step {
+            let work = match step {
+                Some(&Step::Compute { activity, micro_batch, seconds, peak }) => {
+                    Some((activity, micro_batch, seconds, peak))
+                }
+                Some(&Step::Exchange { activity, micro_batch, message, receives, peak }) => {
+                    let seconds = load.messages[message as usize].lost[usize::from(receives)];
+                    Some((activity, micro_batch, seconds, peak))
+                }
+                _ => None,
+            };
+            if let Some((activity, micro_batch, seconds, peak)) = work {
                 peer.spend(PeerId(p), activity, micro_batch, seconds, self.record);
                 peer.held = peak;
                 peer.peak = peer.peak.max(peak + peer.buffered);
@@ -220,7 +230,7 @@ impl<'a> Engine<'a> {
                     self.norms(p);
                     return;
                 }
-                Some(Step::Compute { .. }) => {}
+                Some(Step::Compute { .. } | Step::Exchange { .. }) => {}
             }
         }
     }

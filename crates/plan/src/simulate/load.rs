@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use fusionllm_compress::Codec;
+use fusionllm_graph::ValueId;
 
 use super::SimulateOptions;
 use super::messages::{Message, Messages, value_type};
@@ -31,6 +32,8 @@ pub(super) struct Load {
     /// The steps of each peer.
     pub(super) steps: Vec<Vec<Step>>,
     pub(super) messages: Vec<Message>,
+    /// The numbers of messages, by receiver and tensor.
+    pub(super) index: HashMap<(PeerId, Address), u32>,
     pub(super) channels: Vec<Channel>,
     /// The lines that channels take.
     pub(super) lines: Vec<(Line, Link)>,
@@ -49,7 +52,7 @@ impl Load {
     pub(super) fn new(programs: &[Program], cluster: &Cluster, options: &SimulateOptions) -> Result<Self, PlanError> {
         let mut routes =
             Routes { cluster, channels: Vec::new(), known: HashMap::new(), lines: Vec::new(), numbers: HashMap::new() };
-        let messages = messages(programs, cluster, &mut routes)?;
+        let messages = messages(programs, &mut routes)?;
         let control = |from, to, bytes| {
             let link = cluster.link(from, to).ok_or_else(|| no_link(cluster, from, to))?;
             Ok::<f64, PlanError>(link.seconds(message_bytes(bytes)))
@@ -65,7 +68,7 @@ impl Load {
         let votes = |steps: &Vec<Step>| steps.iter().any(|s| matches!(s, Step::Clip));
         let voters = (0..).zip(&steps).filter(|(_, s)| votes(s)).map(|(p, _)| p).collect();
         let micro_batches = programs.first().map_or(1, |p| p.micro_batches);
-        let messages = messages.all;
+        let Messages { all: messages, index } = messages;
         let from_the_broker = |m: &u32| messages[*m as usize].from == PeerId::BROKER;
         let mut inputs: Vec<u32> = (0..messages.len() as u32).filter(from_the_broker).collect();
         // The broker sends inputs micro-batch by micro-batch.
@@ -74,60 +77,113 @@ impl Load {
             (tensor.micro_batch(), to, tensor.value())
         });
         let (channels, lines) = routes.finish();
-        Ok(Self { steps, messages, channels, lines, inputs, voters, to_broker, from_broker, micro_batches })
+        let mut load =
+            Self { steps, messages, index, channels, lines, inputs, voters, to_broker, from_broker, micro_batches };
+        load.code(programs, cluster)?;
+        Ok(load)
     }
-}
 
-fn messages(programs: &[Program], cluster: &Cluster, routes: &mut Routes<'_>) -> Result<Messages, PlanError> {
-    let mut messages = Messages { all: Vec::new(), index: HashMap::new() };
-    for p in programs {
-        for (tensor, from) in p.receives() {
-            // The sender's codec decides; the broker has none.
-            let sender = programs.get(from.0 as usize);
-            let ty = value_type(p, tensor.value())?;
-            let payload = sender.and_then(|s| s.payload(tensor, p)).unwrap_or(ty.bytes()) as u64;
-            let codec = sender.map_or(Codec::None, |s| s.codec(tensor, p.peer));
-            let takes = |end: PeerId, step| match (codec, cluster.devices().get(end.0 as usize)) {
-                (Codec::None, _) | (_, None) => 0.0,
-                (codec, Some(device)) => device.codec_seconds(step, &codec, ty.numel()),
+    /// Sets what depends on the programs' codecs.
+    pub(super) fn code(&mut self, programs: &[Program], cluster: &Cluster) -> Result<(), PlanError> {
+        // The messages of all micro-batches are alike.
+        let mut known: HashMap<(PeerId, PeerId, ValueId), Coded> = HashMap::new();
+        for m in &mut self.messages {
+            let same = (m.from, m.to, m.tensor.value());
+            let coded = match known.get(&same).filter(|_| m.tensor.micro_batch().is_some()) {
+                Some(coded) => *coded,
+                None => {
+                    let coded = coded(m, programs, cluster)?;
+                    known.insert(same, coded);
+                    coded
+                }
             };
-            let (encode, decode) = (takes(from, CodecStep::Encode), takes(p.peer, CodecStep::Decode));
-            let channel = routes.channel(from, p.peer)?;
-            let id = messages.all.len() as u32;
-            let (to, bytes) = (p.peer, message_bytes(payload));
-            let (mask, given_up) = (0, 0);
-            messages.all.push(Message { from, to, tensor, payload, bytes, channel, encode, decode, mask, given_up });
-            messages.index.insert((p.peer, tensor), id);
+            (m.payload, m.bytes) = (coded.payload, message_bytes(coded.payload));
+            (m.encode, m.decode, m.lost) = (coded.encode, coded.decode, coded.lost);
         }
+        self.count_masks(programs)
     }
-    count_masks(programs, &mut messages)?;
-    Ok(messages)
-}
 
-/// Counts the masks that are kept until the gradients go back.
-fn count_masks(programs: &[Program], messages: &mut Messages) -> Result<(), PlanError> {
-    for p in programs {
-        for (gradient, to) in p.sends() {
-            let Some((of, micro_batch)) = p.masks.get(&(gradient.value(), to)).zip(gradient.micro_batch()) else {
-                continue;
-            };
-            for value in of {
-                let activation = Address::Value { value: *value, micro_batch };
+    /// Counts the masks that are kept until the gradients go back.
+    fn count_masks(&mut self, programs: &[Program]) -> Result<(), PlanError> {
+        self.messages.iter_mut().for_each(|m| (m.mask, m.given_up) = (0, 0));
+        for p in programs.iter().filter(|p| !p.masks.is_empty()) {
+            for (gradient, to) in p.sends() {
+                let Some((of, micro_batch)) = p.masks.get(&(gradient.value(), to)).zip(gradient.micro_batch()) else {
+                    continue;
+                };
                 let sender = programs.get(to.0 as usize);
-                let top_k = sender.is_some_and(|s| matches!(s.codec(activation, p.peer), Codec::TopK(_)));
-                let Some((there, _)) = messages.find(p.peer, activation).filter(|_| top_k) else { continue };
-                let Some((back, _)) = messages.find(to, gradient) else { continue };
-                let bytes = value_type(p, *value)?.numel().div_ceil(64) as u64 * 8;
-                // The first gradient in the program's order stands for all.
-                let there = &mut messages.all[there as usize];
-                if there.mask == 0 {
-                    there.mask = bytes;
-                    messages.all[back as usize].given_up += bytes;
+                let Some(Codec::TopK(_)) = sender.and_then(|s| s.codecs.get(&p.peer)) else { continue };
+                for value in of {
+                    let activation = Address::Value { value: *value, micro_batch };
+                    let top_k = sender.is_some_and(|s| matches!(s.codec(activation, p.peer), Codec::TopK(_)));
+                    let ends = [(p.peer, activation), (to, gradient)].map(|end| self.index.get(&end).copied());
+                    let ([Some(there), Some(back)], true) = (ends, top_k) else { continue };
+                    let bytes = value_type(p, *value)?.numel().div_ceil(64) as u64 * 8;
+                    // The first gradient in the program's order stands for all.
+                    let there = &mut self.messages[there as usize];
+                    if there.mask == 0 {
+                        there.mask = bytes;
+                        self.messages[back as usize].given_up += bytes;
+                    }
                 }
             }
         }
+        Ok(())
     }
-    Ok(())
+}
+
+/// All messages. Their sizes and codecs follow later.
+fn messages(programs: &[Program], routes: &mut Routes<'_>) -> Result<Messages, PlanError> {
+    let mut messages = Messages { all: Vec::new(), index: HashMap::new() };
+    for p in programs {
+        for (tensor, from) in p.receives() {
+            let channel = routes.channel(from, p.peer)?;
+            let id = messages.all.len() as u32;
+            messages.all.push(Message {
+                from,
+                to: p.peer,
+                tensor,
+                payload: 0,
+                bytes: 0.0,
+                channel,
+                encode: 0.0,
+                decode: 0.0,
+                lost: [0.0; 2],
+                mask: 0,
+                given_up: 0,
+            });
+            messages.index.insert((p.peer, tensor), id);
+        }
+    }
+    Ok(messages)
+}
+
+/// What a codec makes of a message.
+#[derive(Debug, Clone, Copy)]
+struct Coded {
+    payload: u64,
+    encode: f64,
+    decode: f64,
+    lost: [f64; 2],
+}
+
+/// The size of a message, and the seconds of both ends for it.
+fn coded(m: &Message, programs: &[Program], cluster: &Cluster) -> Result<Coded, PlanError> {
+    let at = |peer: PeerId| programs.get(peer.0 as usize);
+    let receiver = at(m.to).ok_or_else(|| PlanError::Program(format!("there is no {}", m.to)))?;
+    let ty = value_type(receiver, m.tensor.value())?;
+    // The sender's codec decides; the broker has none.
+    let sender = at(m.from);
+    let payload = sender.and_then(|s| s.payload(m.tensor, receiver)).unwrap_or(ty.bytes()) as u64;
+    let codec = sender.map_or(Codec::None, |s| s.codec(m.tensor, m.to));
+    let device = |end: PeerId| cluster.devices().get(end.0 as usize);
+    let takes = |end, step| match (codec, device(end)) {
+        (Codec::None, _) | (_, None) => 0.0,
+        (codec, Some(device)) => device.codec_seconds(step, &codec, ty.numel()),
+    };
+    let bytes = message_bytes(payload);
+    let lost = [m.from, m.to].map(|end| device(end).map_or(0.0, |device| device.traffic_seconds(bytes)));
+    Ok(Coded { payload, encode: takes(m.from, CodecStep::Encode), decode: takes(m.to, CodecStep::Decode), lost })
 }
 
 fn no_link(cluster: &Cluster, from: PeerId, to: PeerId) -> PlanError {

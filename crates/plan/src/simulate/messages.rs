@@ -22,6 +22,8 @@ pub(super) struct Message {
     pub(super) encode: f64,
     /// Seconds of the receiver's codec thread.
     pub(super) decode: f64,
+    /// Seconds of computing that the sender and the receiver lose to the message.
+    pub(super) lost: [f64; 2],
     /// Bytes of the places that top-k sends. Both ends keep them until the gradient goes back.
     pub(super) mask: u64,
     /// Bytes of the masks that both ends give up with this gradient.

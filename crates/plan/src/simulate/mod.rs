@@ -191,9 +191,39 @@ pub struct Transfer {
 /// The cluster has fewer or more devices than there are peers. Or no link leads from a sender to its receiver. Or a
 /// Program waits for a message that no other sends.
 pub fn simulate(programs: &[Program], cluster: &Cluster, options: &SimulateOptions) -> Result<Simulation, PlanError> {
-    if programs.len() != cluster.devices().len() {
-        return Err(PlanError::Cluster(format!("{} devices for {} peers", cluster.devices().len(), programs.len())));
+    Simulator::new(programs, cluster, options)?.run(options.record)
+}
+
+/// Programs that are simulated again and again with other codecs. The work of their operators is added up once.
+pub(crate) struct Simulator<'a> {
+    cluster: &'a Cluster,
+    load: load::Load,
+}
+
+impl<'a> Simulator<'a> {
+    /// The errors are those of [`simulate`].
+    pub(crate) fn new(
+        programs: &[Program],
+        cluster: &'a Cluster,
+        options: &SimulateOptions,
+    ) -> Result<Self, PlanError> {
+        if programs.len() != cluster.devices().len() {
+            return Err(PlanError::Cluster(format!(
+                "{} devices for {} peers",
+                cluster.devices().len(),
+                programs.len()
+            )));
+        }
+        Ok(Self { cluster, load: load::Load::new(programs, cluster, options)? })
     }
-    let load = load::Load::new(programs, cluster, options)?;
-    engine::Engine::new(&load, cluster, options.record).run()
+
+    /// Takes over the codecs of the same programs.
+    pub(crate) fn set_codecs(&mut self, programs: &[Program]) -> Result<(), PlanError> {
+        self.load.code(programs, self.cluster)
+    }
+
+    /// Simulates steps until they are steady.
+    pub(crate) fn run(&self, record: bool) -> Result<Simulation, PlanError> {
+        engine::Engine::new(&self.load, self.cluster, record).run()
+    }
 }

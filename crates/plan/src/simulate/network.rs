@@ -270,6 +270,7 @@ mod tests {
             channel,
             encode: 0.0,
             decode: 0.0,
+            lost: [0.0; 2],
             mask: 0,
             given_up: 0,
         };
@@ -277,6 +278,7 @@ mod tests {
         Load {
             steps: Vec::new(),
             messages,
+            index: std::collections::HashMap::new(),
             channels,
             lines,
             inputs: Vec::new(),

@@ -15,6 +15,8 @@ use crate::program::{Access, Address, Instruction, Medium, Memory, PeerId, Progr
 pub(super) enum Step {
     /// Computes, and holds at most `peak` bytes meanwhile.
     Compute { activity: Activity, micro_batch: Option<u32>, seconds: f64, peak: u64 },
+    /// Loses the computing time that a message takes at one end, and holds `peak` bytes meanwhile.
+    Exchange { activity: Activity, micro_batch: Option<u32>, message: u32, receives: bool, peak: u64 },
     /// Waits for a message.
     Receive { message: u32 },
     /// Hands over a message.
@@ -158,26 +160,25 @@ impl<'a> Writer<'a> {
     }
 
     fn receive(&mut self, tensor: Address, held: u64) -> Result<(), PlanError> {
-        let found = self.messages.find(self.program.peer, tensor).map(|(id, m)| (id, m.bytes));
-        let (message, wire_bytes) = found.ok_or_else(|| self.not_validated())?;
+        let found = self.messages.find(self.program.peer, tensor);
+        let (message, _) = found.ok_or_else(|| self.not_validated())?;
         self.out.push(Step::Receive { message });
         let bytes = value_type(self.program, tensor.value())?.bytes() as u64;
         let copy = self.device.copy_seconds(CopyDirection::Upload, bytes as f64);
-        self.exchange(tensor, copy + self.device.traffic_seconds(wire_bytes), held);
+        self.compute(self.activity(tensor), tensor.micro_batch(), copy, held);
+        self.exchange(tensor, message, true, held);
         Ok(())
     }
 
     fn send(&mut self, tensor: Address, to: PeerId, held: u64) -> Result<(), PlanError> {
         let bytes = value_type(self.program, tensor.value())?.bytes() as u64;
-        self.exchange(tensor, self.device.copy_seconds(CopyDirection::Download, bytes as f64), held);
-        let (message, wire_bytes) = self.messages.find(to, tensor).map(|(id, m)| (id, m.bytes)).ok_or_else(|| {
+        let copy = self.device.copy_seconds(CopyDirection::Download, bytes as f64);
+        self.compute(self.activity(tensor), tensor.micro_batch(), copy, held);
+        let (message, _) = self.messages.find(to, tensor).ok_or_else(|| {
             PlanError::Program(format!("{} sends {to} a message that {to} does not expect", self.program.peer))
         })?;
         self.out.push(Step::Send { message });
-        let traffic = self.device.traffic_seconds(wire_bytes);
-        if traffic > 0.0 {
-            self.exchange(tensor, traffic, self.kept.saturating_add(self.memory.live()));
-        }
+        self.exchange(tensor, message, false, self.kept.saturating_add(self.memory.live()));
         Ok(())
     }
 
@@ -198,16 +199,23 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// Computes for a message, or loses computing time to it.
-    fn exchange(&mut self, tensor: Address, seconds: f64, held: u64) {
-        let activity = match tensor {
+    /// The activity that a message belongs to.
+    fn activity(&self, tensor: Address) -> Activity {
+        match tensor {
             Address::Value { micro_batch, .. } if self.backward_begun.get(micro_batch as usize) == Some(&true) => {
                 Activity::Backward
             }
             Address::Value { .. } | Address::BufferAfter { .. } => Activity::Forward,
             _ => Activity::Update,
-        };
-        self.compute(activity, tensor.micro_batch(), seconds, held);
+        }
+    }
+
+    /// Loses computing time to a message, if the device does.
+    fn exchange(&mut self, tensor: Address, message: u32, receives: bool, peak: u64) {
+        if self.device.measured.traffic.is_some() {
+            let (activity, micro_batch) = (self.activity(tensor), tensor.micro_batch());
+            self.out.push(Step::Exchange { activity, micro_batch, message, receives, peak });
+        }
     }
 
     /// Moves a tensor out of memory, or back.
