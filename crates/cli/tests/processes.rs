@@ -539,6 +539,47 @@ fn a_run_outlives_its_broker_bit_for_bit() {
     assert!(said.contains(": nobody listens there\nhint: the run has ended, or "), "{said}");
 }
 
+/// Both ends of a link keep the places that top-k sent of an activation, until the gradient goes back. After the break,
+/// they begin anew.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_compressed_run_outlives_its_broker_bit_for_bit() {
+    for precision in ["f32", "bf16"] {
+        let directory = tempfile::tempdir().unwrap();
+        let [whole, disturbed, exact] = ["whole", "disturbed", "exact"].map(|name| directory.path().join(name));
+        let precision = format!("--set=train.precision={precision}");
+        let options = [
+            "--steps=800",
+            "--set=checkpoint.every=0",
+            "--set=eval.every=400",
+            "--set=plan.scheduler=equal-number",
+            "--set=compression.ratio=7",
+            &precision,
+            "--set=compression.name=topk",
+        ];
+        let train = |run: &Path, options: &[&str]| {
+            finished(fusionllm().args(["train", "--peers=2", "--run-dir"]).arg(run).args(TINY).args(options));
+        };
+        train(&whole, &options);
+        train(&exact, &options[..6]);
+        assert!(losses(&whole) != losses(&exact), "the codec changes the losses");
+        let mut run = Joined::start(&disturbed, &options, &["peer-0", "peer-1"]);
+        Joined::wait_for_a_copied_cut(&disturbed);
+        run.broker.kill().unwrap();
+        run.broker.wait().unwrap();
+        finished(fusionllm().args(["broker", "--listen=127.0.0.1:0", "--resume"]).arg(&disturbed));
+        for joiner in run.joiners {
+            assert!(joiner.wait_with_output().unwrap().status.success());
+        }
+        let summary = std::fs::read_to_string(disturbed.join("summary.json")).unwrap();
+        let summary: serde_json::Value = serde_json::from_str(&summary).unwrap();
+        assert_eq!(summary["incidents"][0]["kind"], "broker", "{summary}");
+        assert!(losses(&disturbed) == losses(&whole), "{precision}: the losses differ");
+        let model = |run: &Path| std::fs::read(run.join("checkpoints/step-800/model.safetensors")).unwrap();
+        assert!(model(&disturbed) == model(&whole), "{precision}: the models differ");
+    }
+}
+
 /// The owner looks into a run, puts a peer out, and stops the run. Its directory then says how to go on.
 #[test]
 #[cfg(unix)]
