@@ -5,8 +5,8 @@ use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{DType, Graph, TrainGraph, autodiff};
 use fusionllm_models::{Gpt2Config, ResNetConfig};
 use fusionllm_plan::{
-    Cluster, Compression, Compressor, Device, DirectLink, Link, Optimizer, PeerId, Place, PlanError, PlanOptions,
-    Rates, Schedule, Scheduled, Scheduler, SimulateOptions, Site, Workload, compile, schedule, simulate,
+    Cluster, Compression, Compressor, Device, DirectLink, Link, LossBudget, Optimizer, PeerId, Place, PlanError,
+    PlanOptions, Rates, Schedule, Scheduled, Scheduler, SimulateOptions, Site, Workload, compile, schedule, simulate,
 };
 
 const OPTIMIZER: Optimizer = Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 });
@@ -219,6 +219,34 @@ fn errors_say_what_is_missing_with_figures() {
     assert!("equal-compute".parse() == Ok(Scheduler::EqualCompute));
     let e = "fastest".parse::<Scheduler>().unwrap_err().to_string();
     assert_eq!(e, "plan: there is no scheduler \"fastest\"; use one of equal-number, equal-compute, op-fence, exact");
+}
+
+/// A user learns what a larger budget of loss would bring, where the budget is what limits the step.
+#[test]
+fn a_plan_says_what_a_larger_budget_of_loss_would_bring() {
+    let devices = || (0..3).map(|i| device(&format!("d{i}"), 2.0, 1 << 30)).collect();
+    let auto = Compression { compressor: Compressor::Auto, ratio: 20.0, ..Compression::default() };
+    let notes = |bandwidth: f64, compression| {
+        let made =
+            compressed(Scheduler::EqualCompute, &mesh(devices(), |_, _| Some(bandwidth)), 1, compression).unwrap();
+        let notes: Vec<String> = made.notes.into_iter().filter(|note| note.contains("loss_budget")).collect();
+        (notes, made.simulation.step_s)
+    };
+    let (said, step_s) = notes(1.0, auto);
+    let [note] = &said[..] else { panic!("{said:?}") };
+    let budget =
+        ["1%", "2%", "5%"].into_iter().find(|b| note.ends_with(&format!("compression.loss_budget={b}"))).unwrap();
+    // What it says is so.
+    let percent: f64 = budget.trim_end_matches('%').parse().unwrap();
+    let larger = Compression { loss_budget: LossBudget::new(percent / 100.0).unwrap(), ..auto };
+    let faster = step_s / notes(1.0, larger).1;
+    assert!(
+        note.contains(&format!(" {faster:.1} times as fast, for about +{} % of loss", percent)),
+        "{note}: {faster}"
+    );
+    // Fast links need nothing, and a codec that a user names is meant.
+    assert_eq!(notes(1e6, auto).0, [""; 0]);
+    assert_eq!(notes(1.0, Compression { compressor: Compressor::AdaTopK, ..auto }).0, [""; 0]);
 }
 
 /// Over links too slow for exact activations, one device trains alone. With codecs, sharing is faster.

@@ -79,6 +79,28 @@ struct Trial<'a> {
     ladders: BTreeMap<LinkEnds, Vec<Codec>>,
 }
 
+/// Links that get the same codec.
+type Group = Vec<LinkEnds>;
+
+/// Most groups. With fewer links, each is a group of its own.
+const MAX_GROUPS: usize = 64;
+
+/// Groups of links that are busy for similar times, in the order of these. The links are sorted by them.
+fn groups(links: &[(LinkEnds, f64)]) -> Vec<Group> {
+    if links.len() <= MAX_GROUPS {
+        return links.iter().map(|(link, _)| vec![*link]).collect();
+    }
+    let mut similar: f64 = 1.01;
+    loop {
+        let magnitude = |seconds: f64| (seconds.max(f64::MIN_POSITIVE).ln() / similar.ln()).floor();
+        let like = links.chunk_by(|a, b| magnitude(a.1) == magnitude(b.1));
+        if like.clone().count() <= MAX_GROUPS {
+            return like.map(|group| group.iter().map(|(link, _)| *link).collect()).collect();
+        }
+        similar *= similar;
+    }
+}
+
 /// By link: the place of its codec on the ladder.
 type Levels = BTreeMap<LinkEnds, usize>;
 
@@ -107,23 +129,25 @@ impl Trial<'_> {
             self.ladders.keys().copied().zip(traffic.seconds(self.cluster)?).collect();
         fastest.sort_by(|a, b| a.1.total_cmp(&b.1));
         // Each round relaxes a link by one level, so that the first links do not use up the slack of all.
-        let mut left: Vec<LinkEnds> = fastest.into_iter().map(|(link, _)| link).collect();
+        let mut left = groups(&fastest);
         while !left.is_empty() {
-            left.retain(|link| levels[link] > 0);
+            left.retain(|group| group.iter().any(|link| levels[link] > 0));
             left = self.relax(&left, &mut levels, limit)?;
         }
         let chosen = levels.into_iter().filter_map(|(link, level)| Some((link, *self.ladders[&link].get(level)?)));
         Ok(chosen.collect())
     }
 
-    /// Relaxes links by a level, where the step stays within the limit. Returns these links. If all of them together
-    /// slow the step, each half is tried, and so on: most links of a plan are alike.
-    fn relax(&mut self, links: &[LinkEnds], levels: &mut Levels, limit: f64) -> Result<Vec<LinkEnds>, PlanError> {
+    /// Relaxes groups of links by a level, where the step stays within the limit. Returns these groups. If all of them
+    /// together slow the step, each half is tried, and so on: most links of a plan are alike.
+    fn relax(&mut self, links: &[Group], levels: &mut Levels, limit: f64) -> Result<Vec<Group>, PlanError> {
         if links.is_empty() {
             return Ok(Vec::new());
         }
         let mut milder = levels.clone();
-        milder.iter_mut().filter(|(link, _)| links.contains(link)).for_each(|(_, level)| *level -= 1);
+        for link in links.iter().flatten() {
+            milder.entry(*link).and_modify(|level| *level = level.saturating_sub(1));
+        }
         if self.step_s(&milder)? <= limit {
             *levels = milder;
             return Ok(links.to_vec());
@@ -146,5 +170,23 @@ impl Trial<'_> {
         assign(&mut self.programs, &codecs);
         self.simulator.set_codecs(&self.programs)?;
         Ok(self.simulator.run(false)?.step_s)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_links_are_few_groups_of_like_ones() {
+        let links = |n: u32| -> Vec<(LinkEnds, f64)> {
+            (0..n).map(|i| ((PeerId(i), PeerId(i + 1)), 1e-3 * 1.02f64.powi(i as i32))).collect()
+        };
+        assert_eq!(groups(&links(40)).len(), 40, "few links are apart");
+        assert_eq!(groups(&[]), [Group::new(); 0]);
+        let groups = groups(&links(500));
+        assert!((20..=MAX_GROUPS).contains(&groups.len()), "{}", groups.len());
+        assert!(groups.iter().all(|group| 1.02f64.powi(group.len() as i32) < 2.0), "{groups:?}");
+        assert_eq!(groups.concat(), links(500).into_iter().map(|(link, _)| link).collect::<Vec<_>>(), "in order");
     }
 }

@@ -192,7 +192,7 @@ impl Compression {
     /// The codecs that `adatopk` and `auto` choose from, the least lossy first: none, bf16, integers, and top-k in
     /// steps of a tenth. Codecs that make numbers of `widest` smaller than the ratio allows are left out. So are those
     /// that raise the loss by more than another that makes them as small. For `auto`, the budget of loss is a bound, too.
-    pub(super) fn ladder(&self, widest: Element) -> Vec<Codec> {
+    pub(crate) fn ladder(&self, widest: Element) -> Vec<Codec> {
         let auto = self.compressor == Compressor::Auto;
         let budget = if auto { self.loss_budget.share() } else { f64::INFINITY };
         let highest = of_f32(self.ratio, widest);

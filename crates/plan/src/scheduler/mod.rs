@@ -16,9 +16,10 @@ pub use scheduled::Scheduled;
 
 use space::SearchSpace;
 
+use fusionllm_compress::Element;
 use fusionllm_graph::units::counted;
 
-use crate::codecs::{Compression, Compressor, SLACK, widest_coded};
+use crate::codecs::{Compression, Compressor, LossBudget, SLACK, widest_coded};
 use crate::cost::Cluster;
 use crate::error::PlanError;
 use crate::plan::Plan;
@@ -45,18 +46,62 @@ pub fn schedule(workloads: &[Workload<'_>], cluster: &Cluster, options: &PlanOpt
     // The baselines ignore links.
     let Some(widest) = widest_coded(workloads[best.workload].train) else { return Ok(best) };
     let rule = options.compression.for_planning(widest).filter(|_| options.scheduler.needs_cluster());
-    let Some(rule) = rule else { return Ok(best) };
     // If no plan fits with smaller messages, none fitted before either.
-    let Ok(mut other) = cut(workloads, cluster, options, Some(rule)) else { return Ok(best) };
-    other.compress(workloads[other.workload], options)?;
-    let bound = best.lower_bound_s.min(other.lower_bound_s);
-    // Rules that know the links let a step be a little longer for the sake of less lossy codecs.
-    let margin = if options.compression.looks_for_need() { SLACK } else { 1.0 };
-    if other.key(margin) < best.key(1.0) {
-        best = other;
+    if let Some(rule) = rule
+        && let Ok(mut other) = cut(workloads, cluster, options, Some(rule))
+    {
+        other.compress(workloads[other.workload], options)?;
+        let bound = best.lower_bound_s.min(other.lower_bound_s);
+        // Rules that know the links let a step be a little longer for the sake of less lossy codecs.
+        let margin = if options.compression.looks_for_need() { SLACK } else { 1.0 };
+        if other.key(margin) < best.key(1.0) {
+            best = other;
+        }
+        best.lower_bound_s = bound;
     }
-    best.lower_bound_s = bound;
+    let budget = larger_budget(&best, workloads[best.workload], options, widest)?;
+    best.notes.extend(budget);
     Ok(best)
+}
+
+/// Budgets of loss that a user may want to know about.
+const BUDGETS: [f64; 4] = [0.01, 0.02, 0.05, 0.1];
+
+/// The least speed-up that is worth a sentence.
+const WORTH: f64 = 1.05;
+
+/// A sentence about the next larger budget of loss with which `auto` makes this plan faster. `None` if no link has the
+/// strongest codec that the budget allows.
+fn larger_budget(
+    best: &Scheduled,
+    workload: Workload<'_>,
+    options: &PlanOptions,
+    widest: Element,
+) -> Result<Option<String>, PlanError> {
+    let rule = options.compression;
+    let strongest = rule.ladder(widest).pop();
+    if rule.compressor != Compressor::Auto || !best.plan.codecs.iter().any(|link| Some(link.codec) == strongest) {
+        return Ok(None);
+    }
+    let larger = BUDGETS.into_iter().filter_map(LossBudget::new).filter(|budget| *budget > rule.loss_budget);
+    for loss_budget in larger {
+        let compression = Compression { loss_budget, ..rule };
+        if compression.ladder(widest).pop() == strongest {
+            continue;
+        }
+        let mut other = best.clone();
+        other.compress(workload, &PlanOptions { compression, ..options.clone() })?;
+        let faster = best.simulation.step_s / other.simulation.step_s;
+        if faster >= WORTH {
+            let set = loss_budget.to_string().replace(' ', "");
+            return Ok(Some(format!(
+                "with up to {} a step is {faster:.1} times as fast, for about +{loss_budget} of loss: --set \
+                 compression.loss_budget={set}",
+                compression.ladder(widest).pop().unwrap_or_default(),
+            )));
+        }
+    }
+    Ok(None)
 }
 
 /// Makes a plan for peers of which nothing but their names is known. `scheduler` is one of the baselines; `None` for
