@@ -5,6 +5,7 @@
     python3 scripts/compression.py headline [--peers 4] [--steps 12] [--rounds 1] [--rows ROW,ROW] [--out DIR]
     python3 scripts/compression.py convergence [--peers 4] [--steps 900] [--codecs CODEC,CODEC] [--seeds 1,2,3] [--out DIR]
         [--model resnet] [--layers 4] [--width 128]
+    python3 scripts/compression.py time [--peers 4] [--steps 900] [--codecs CODEC,CODEC] [--out DIR]
     python3 scripts/compression.py table [--peers 4] [--steps 900] [--out DIR]
 
 Model: a byte-level GPT-2 on Shakespeare's plays, of 10 million parameters for `headline` and of 0.8 million for
@@ -28,6 +29,10 @@ has one. Training itself goes over this machine's own links, so that many steps 
 with that without a codec of the same seed, at equal steps. Rows that are in DIR are not trained again, and a row is
 kept once it is done: the command goes on where it stopped. It plots validation loss against steps and against bytes
 (DIR/loss-*.svg).
+
+`time` says how long each codec takes to reach the loss that none reaches after its steps. It trains each as
+`convergence` does, but for a quarter more steps, and times some steps over the emulated links. The product is the time
+that training over these links would take.
 
 `table` writes the rows of `convergence` that are in DIR to the table by which `auto` knows what codecs cost
 (`crates/plan/src/codecs/losses.json`).
@@ -97,7 +102,7 @@ optimizer = {{ name = "adamw", lr = {lr}, weight_decay = 0.1, betas = [0.9, 0.99
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["headline", "convergence", "table"])
+    parser.add_argument("what", choices=["headline", "convergence", "time", "table"])
     parser.add_argument("--peers", type=int, default=4)
     parser.add_argument("--steps", type=int, help="12 by default, 900 for convergence")
     parser.add_argument("--baseline-steps", type=int, default=3, help="steps of the slow baselines, for headline")
@@ -127,7 +132,7 @@ def main():
             "micro_batch": 4 if small else 2, "lr": 2e-3 if small else 1e-3}
     job = {"gpt2": GPT2, "resnet": RESNET}[a.model].format(data=a.data.resolve(), **gpt2)
     (a.out / "job.toml").write_text(job)
-    (headline if a.what == "headline" else convergence)(a)
+    {"headline": headline, "convergence": convergence, "time": time_to_loss}[a.what](a)
 
 
 def profiles(a, slowdown):
@@ -322,6 +327,59 @@ def plan_with(a, codec):
     return run / "plan.json"
 
 
+def learn(a, codec, seed, steps, every):
+    """Trains with a codec. Returns steps, bytes sent so far and validation losses."""
+    plan = plan_with(a, codec)
+    settings = {"eval.every": every, "eval.batches": 24, "checkpoint.every": 0, "train.seed": seed}
+    settings = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    run = directory(a, "learned", f"{codec}-{seed}")
+    if plan is None or train(a, run, settings, ["--steps", str(steps), "--plan", plan]) is None:
+        return None
+    bytes_sent, points = 0, []
+    for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
+        bytes_sent += line["bytes_sent"]
+        if "val_loss" in line:
+            points.append((line["step"], bytes_sent, line["val_loss"]))
+    return points
+
+
+def time_to_loss(a):
+    kept = a.out / f"time-{a.peers}-{a.steps}.json"
+    results = json.loads(kept.read_text()) if kept.exists() else {}
+    for codec in ["none", *(codec for codec in a.codecs.split(",") if codec != "none")]:
+        if codec in results:
+            continue
+        points = learn(a, codec, 1, a.steps if codec == "none" else a.steps * 5 // 4, min(50, a.steps))
+        run, quiet = directory(a, "timed", codec), ["--set", "eval.every=0", "--set", "checkpoint.every=0"]
+        timed = train(a, run, quiet, ["--steps", "8", "--plan", plan_with(a, codec), "--testbed", slow_testbed(a)])
+        if points is None or timed is None:
+            continue
+        results[codec] = {"points": points, "step_s": timed["median_step_s"], "predicted_s": timed["predicted_step_s"]}
+        kept.write_text(json.dumps(results, indent=1))
+        print(f"{codec}: {timed['median_step_s']:.2f} s a step", file=sys.stderr)
+    target = results["none"]["points"][-1][2]
+    rows = []
+    print(f"{machine()}; {a.model}, {a.peers} homes with {a.uplink}; none reaches {target:.4f} after {a.steps} steps\n")
+    print("| codec | step, s | predicted, s | steps to that loss | time | speed-up |\n| --- | --- | --- | --- | --- | --- |")
+    for codec, result in results.items():
+        steps = steps_to(target, result["points"])
+        time = steps and steps * result["step_s"]
+        rows.append({"codec": codec, "step_s": result["step_s"], "predicted_s": result["predicted_s"], "steps": steps,
+                     "time_s": time})
+        reached = [f"{steps:.0f}", f"{time / 60:.1f} min", f"{rows[0]['time_s'] / time:.2f}"] if steps else ["never", "", ""]
+        print(f"| {codec} | {result['step_s']:.2f} | {result['predicted_s'] or 0:.2f} | {' | '.join(reached)} |")
+    write_results(a.results, {"model": a.model, "steps": a.steps, "uplink": a.uplink, "loss": target, "rows": rows})
+
+
+def steps_to(target, points):
+    """The first step at which the loss is as low, between the steps at which it is known."""
+    for before, after in zip([(0, 0, math.inf), *points], points):
+        if after[2] <= target:
+            share = (before[2] - target) / (before[2] - after[2]) if before[2] < math.inf else 1
+            return before[0] + share * (after[0] - before[0])
+    return None
+
+
 def convergence(a):
     kept = a.out / f"convergence-{a.peers}-{a.steps}.json"
     curves = json.loads(kept.read_text()) if kept.exists() else {}
@@ -329,17 +387,9 @@ def convergence(a):
     for codec, seed in wanted:
         if seed in curves.get(codec, {}):
             continue
-        plan = plan_with(a, codec)
-        settings = {"eval.every": min(100, a.steps), "eval.batches": 24, "checkpoint.every": 0, "train.seed": seed}
-        settings = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-        run = directory(a, "learned", f"{codec}-{seed}")
-        if plan is None or train(a, run, settings, ["--steps", str(a.steps), "--plan", plan]) is None:
+        points = learn(a, codec, seed, a.steps, min(100, a.steps))
+        if points is None:
             continue
-        bytes_sent, points = 0, []
-        for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
-            bytes_sent += line["bytes_sent"]
-            if "val_loss" in line:
-                points.append((line["step"], bytes_sent, line["val_loss"]))
         curves.setdefault(codec, {})[seed] = points
         kept.write_text(json.dumps(curves, indent=1))
         print(f"{codec}, seed {seed}: {points[-1][2]:.4f}", file=sys.stderr)

@@ -132,10 +132,10 @@ SECTIONS = {
                     20, 3, ("root", "ip", "torch")),
     ],
     "convergence": [
-        Measurement("gpt2", ("script", "compression.py"), "convergence --steps 100",
+        Measurement("gpt2", ("script", "compression.py"), "convergence --seeds 1,2,3 --codecs none,topk@7,topk@10,auto",
                     "convergence --steps 2 --codecs none,int8,auto", 40, 4),
         Measurement("resnet", ("script", "compression.py"),
-                    "convergence --model resnet --steps 200 --codecs none,int8,int4-hadamard,topk@10,auto",
+                    "convergence --model resnet --steps 600 --codecs none,int8,topk@7,topk@10,auto",
                     "convergence --model resnet --steps 2 --codecs none,int8", 25, 4, ("cifar",)),
     ],
     "prediction": [

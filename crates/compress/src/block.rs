@@ -43,11 +43,15 @@ pub(crate) const BLOCK: usize = 32;
 /// Blocks with a smaller scale are encoded as zeros, because the inverse of their scale could overflow.
 const MIN_SCALE: f32 = 1e-30;
 
-/// The size of `n` elements in bytes: scales, then codes. Codes of 8 bits end with the last element, others with its block.
+/// The size of `n` elements in bytes: scales, then codes.
 pub(crate) fn bytes(bits: Bits, n: usize) -> usize {
-    let blocks = n.div_ceil(BLOCK);
-    let codes = if bits == Bits::Eight { n } else { blocks * BLOCK };
-    2 * blocks + codes * bits.count() / 8
+    scale_bytes(n) + code_bytes(bits, n)
+}
+
+/// The size of `n` codes in bytes. Those of 8 bits end with the last element, others with its block.
+pub(crate) fn code_bytes(bits: Bits, n: usize) -> usize {
+    let codes = if bits == Bits::Eight { n } else { n.next_multiple_of(BLOCK) };
+    codes * bits.count() / 8
 }
 
 /// The size of the scales of `n` elements in bytes.
@@ -103,13 +107,71 @@ fn encode_packed<const LARGEST: u8, const BYTES: usize>(
     for ((values, scales), codes) in groups {
         let inverses = scale(values, f32::from(LARGEST), scales);
         for ((values, codes), inverse) in values.chunks(BLOCK).zip(codes.chunks_mut(BYTES)).zip(inverses) {
-            let mut block = [0; BLOCK];
-            quantise::<LARGEST>(&padded(values), inverse, noise, at, &mut block);
+            write_block::<LARGEST, BYTES>(values, inverse, noise, at, codes);
             at = at.wrapping_add(BLOCK as u32);
-            match codes.first_chunk_mut::<BYTES>() {
-                Some(whole) => *whole = pack(&block),
-                None => codes.copy_from_slice(&block[..codes.len()]),
+        }
+    }
+}
+
+/// Writes the codes of a block.
+#[inline(always)]
+fn write_block<const LARGEST: u8, const BYTES: usize>(
+    values: &[f32],
+    inverse: f32,
+    noise: Option<Noise>,
+    at: u32,
+    codes: &mut [u8],
+) {
+    let mut block = [0; BLOCK];
+    quantise::<LARGEST>(&padded(values), inverse, noise, at, &mut block);
+    match codes.first_chunk_mut::<BYTES>() {
+        Some(whole) => *whole = pack(&block),
+        None => codes.copy_from_slice(&block[..codes.len()]),
+    }
+}
+
+/// Writes codes of numbers that are divided by their scales already.
+#[inline(always)]
+pub(crate) fn encode_codes(bits: Bits, values: &[f32], codes: &mut [u8]) {
+    match bits {
+        Bits::Three => write_codes::<3, 12>(values, codes),
+        Bits::Four => write_codes::<7, 16>(values, codes),
+        Bits::Five => write_codes::<15, 20>(values, codes),
+        Bits::Six => write_codes::<31, 24>(values, codes),
+        Bits::Eight => write_codes::<127, 32>(values, codes),
+    }
+}
+
+#[inline(always)]
+fn write_codes<const LARGEST: u8, const BYTES: usize>(values: &[f32], codes: &mut [u8]) {
+    for (values, codes) in values.chunks(BLOCK).zip(codes.chunks_mut(BYTES)) {
+        write_block::<LARGEST, BYTES>(values, 1.0, None, 0, codes);
+    }
+}
+
+/// Reads what [`encode_codes`] wrote, as whole numbers.
+#[inline(always)]
+pub(crate) fn decode_codes(bits: Bits, codes: &[u8], out: &mut [f32]) {
+    match bits {
+        Bits::Three => read_codes::<12>(codes, out),
+        Bits::Four => read_codes::<16>(codes, out),
+        Bits::Five => read_codes::<20>(codes, out),
+        Bits::Six => read_codes::<24>(codes, out),
+        Bits::Eight => {
+            for (o, c) in out.iter_mut().zip(codes) {
+                *o = f32::from(*c as i8);
             }
+        }
+    }
+}
+
+#[inline(always)]
+fn read_codes<const BYTES: usize>(codes: &[u8], out: &mut [f32]) {
+    for (out, packed) in out.chunks_mut(BLOCK).zip(codes.as_chunks::<BYTES>().0) {
+        let block = unpack(packed, 1.0);
+        match out.first_chunk_mut::<BLOCK>() {
+            Some(whole) => *whole = block,
+            None => out.copy_from_slice(&block[..out.len()]),
         }
     }
 }
@@ -166,12 +228,12 @@ pub(crate) fn scales_are_valid(scales: &[u8]) -> bool {
 }
 
 #[inline(always)]
-fn read_scale(bytes: [u8; 2]) -> f32 {
+pub(crate) fn read_scale(bytes: [u8; 2]) -> f32 {
     from_bf16(u16::from_le_bytes(bytes))
 }
 
 /// Blocks whose scales are computed together: divisions take long, and vectors do many at once.
-const GROUP: usize = 16;
+pub(crate) const GROUP: usize = 16;
 
 /// Writes the scales of up to [`GROUP`] blocks whose codes go up to `largest`, and returns the inverses of these scales.
 #[inline(always)]
@@ -182,6 +244,12 @@ fn scale(values: &[f32], largest: f32, scales: &mut [[u8; 2]]) -> [f32; GROUP] {
             *top = (*top).max(magnitude(*x));
         }
     }
+    write_scales(tops, largest, scales)
+}
+
+/// [`scale`] for blocks with these largest magnitudes.
+#[inline(always)]
+pub(crate) fn write_scales(tops: [u32; GROUP], largest: f32, scales: &mut [[u8; 2]]) -> [f32; GROUP] {
     let (mut inverses, mut rounded) = ([0.0; GROUP], [0; GROUP]);
     for ((inverse, rounded), top) in inverses.iter_mut().zip(&mut rounded).zip(tops) {
         let scale = bf16_above(f32::from_bits(top) / largest);

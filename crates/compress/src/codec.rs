@@ -8,7 +8,7 @@ use crate::block::Bits;
 use crate::element::Element;
 use crate::index::Indices;
 use crate::wire::{HEADER_BYTES, exact_bytes};
-use crate::{block, nvfp4, rotate};
+use crate::{block, nvfp4, rotate, sparse};
 
 /// The encoding of tensors on a link. The factors are those of tensors of f32. For tensors of bf16 they are half as
 /// large, so bf16 is no codec for these.
@@ -62,7 +62,7 @@ pub enum ValueFormat {
     F32,
     /// bfloat16, rounded to nearest.
     Bf16,
-    /// Integers in blocks of 32 that share a scale.
+    /// Integers. Those of 64 elements in a row share a scale, or of more if few of these are kept.
     Int(Bits),
 }
 
@@ -141,7 +141,7 @@ impl Codec {
     pub fn bytes_under(&self, n: usize, element: Element, kept: usize) -> usize {
         let bytes = self.bytes(n, element);
         match self {
-            Self::TopK(top) => bytes.min(masked_bytes(kept, top.kept(n, element).values)),
+            Self::TopK(top) => bytes.min(masked_bytes(n, kept, top.kept(n, element).values)),
             _ => bytes,
         }
     }
@@ -260,12 +260,12 @@ fn largest_fitting(n: usize, fits: impl Fn(usize) -> bool) -> usize {
 
 /// The size of the body in bytes when `k` of `n` entries are kept.
 pub(crate) fn top_bytes(n: usize, k: usize, values: ValueFormat) -> usize {
-    4 + Indices::new(n, k).bytes() + values.bytes(k)
+    4 + Indices::new(n, k).bytes() + values.bytes(n, k)
 }
 
-/// The encoded size of `k` values without their places.
-pub(crate) fn masked_bytes(k: usize, values: ValueFormat) -> usize {
-    HEADER_BYTES + 4 + values.bytes(k)
+/// The encoded size of `k` of `n` entries without their places.
+pub(crate) fn masked_bytes(n: usize, k: usize, values: ValueFormat) -> usize {
+    HEADER_BYTES + 4 + values.bytes(n, k)
 }
 
 impl ValueFormat {
@@ -284,11 +284,12 @@ impl ValueFormat {
         all.into_iter().find(|v| v.byte() == byte)
     }
 
-    pub(crate) fn bytes(self, k: usize) -> usize {
+    /// The size of `k` of `n` entries in bytes.
+    pub(crate) fn bytes(self, n: usize, k: usize) -> usize {
         match self {
             Self::F32 => 4 * k,
             Self::Bf16 => 2 * k,
-            Self::Int(bits) => block::bytes(bits, k),
+            Self::Int(bits) => sparse::scale_bytes(n, k) + block::code_bytes(bits, k),
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::index::Indices;
 use crate::mask::{Mask, expand};
 use crate::noise::Noise;
 use crate::wire::{Form, HEADER_BYTES, ROTATED, VERSION};
-use crate::{Bits, Element, IntBlocks, ValueFormat, block, nvfp4, rotate};
+use crate::{Bits, Element, IntBlocks, ValueFormat, block, nvfp4, rotate, sparse};
 
 /// Facts about a decoded tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -179,12 +179,12 @@ fn read_top(values: ValueFormat, body: &[u8], out: &mut [f32]) -> Result<(), Dec
         return Err(DecodeError::Kept(count));
     }
     let set = Indices::new(out.len(), k);
-    check_length(body, set.bytes() + values.bytes(k))?;
+    check_length(body, set.bytes() + values.bytes(out.len(), k))?;
     let (indices, kept) = body.split_at(set.bytes());
     let begin = out.len() - k;
-    read_values(values, kept, &mut out[begin..])?;
+    let scales = read_values(values, kept, out, k)?;
     if let Some(words) = set.bitmap(indices) {
-        expand(words, k, out);
+        expand(words, k, out, scales);
         return Ok(());
     }
     // The values move to their places in ascending order. None is overwritten before, as none moves up.
@@ -193,7 +193,7 @@ fn read_top(values: ValueFormat, body: &[u8], out: &mut [f32]) -> Result<(), Dec
         indices,
         #[inline(always)]
         |rank, i| {
-            let x = out[begin + rank];
+            let x = out[begin + rank] * scales.at(i);
             out[next..i].fill(0.0);
             out[i] = x;
             next = i + 1;
@@ -208,10 +208,9 @@ fn read_masked(values: ValueFormat, body: &[u8], mask: Option<&Mask>, out: &mut 
     let (count, body) = read_count(body)?;
     let k = count as usize;
     let mask = mask.filter(|mask| mask.elements() == out.len() && mask.kept() == k).ok_or(DecodeError::Mask(count))?;
-    check_length(body, values.bytes(k))?;
-    let begin = out.len() - k;
-    read_values(values, body, &mut out[begin..])?;
-    expand(mask.words().iter().copied(), k, out);
+    check_length(body, values.bytes(out.len(), k))?;
+    let scales = read_values(values, body, out, k)?;
+    expand(mask.words().iter().copied(), k, out, scales);
     Ok(())
 }
 
@@ -221,19 +220,39 @@ fn read_count(body: &[u8]) -> Result<(u32, &[u8]), DecodeError> {
     Ok((u32::from_le_bytes(*count), body))
 }
 
-/// Decodes the values that top-k kept.
+/// Decodes the `k` values that top-k kept into the last numbers of `out`. They are still to be multiplied by the scales.
 #[inline(always)]
-fn read_values(values: ValueFormat, bytes: &[u8], out: &mut [f32]) -> Result<(), DecodeError> {
+fn read_values<'a>(values: ValueFormat, bytes: &'a [u8], out: &mut [f32], k: usize) -> Result<Scales<'a>, DecodeError> {
+    let (span, n) = (sparse::span(out.len(), k), out.len());
+    let last = &mut out[n - k..];
+    let mut scales: &[u8] = &[];
     match values {
-        ValueFormat::F32 => read_f32(bytes, out),
-        ValueFormat::Bf16 => read_bf16(bytes, out),
+        ValueFormat::F32 => read_f32(bytes, last),
+        ValueFormat::Bf16 => read_bf16(bytes, last),
         ValueFormat::Int(bits) => {
-            let (scales, codes) = bytes.split_at(block::scale_bytes(out.len()));
+            let codes;
+            (scales, codes) = bytes.split_at(sparse::scale_bytes(n, k));
             if !block::scales_are_valid(scales) {
                 return Err(DecodeError::Scale);
             }
-            block::decode(bits, scales, codes, out);
+            block::decode_codes(bits, codes, last);
         }
     }
-    Ok(())
+    Ok(Scales { scales: scales.as_chunks().0, span })
+}
+
+/// What the kept values are to be multiplied by.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Scales<'a> {
+    /// None for values that have no scales.
+    scales: &'a [[u8; 2]],
+    span: usize,
+}
+
+impl Scales<'_> {
+    /// The scale of an element.
+    #[inline(always)]
+    pub(crate) fn at(&self, element: usize) -> f32 {
+        self.scales.get(element / self.span).map_or(1.0, |scale| block::read_scale(*scale))
+    }
 }

@@ -7,7 +7,7 @@ use crate::mask::Mask;
 use crate::noise::Noise;
 use crate::select::{Selector, by_words, compact};
 use crate::wire::{Form, HEADER_BYTES, ROTATED, begin, exact_bytes};
-use crate::{Codec, Element, IntBlocks, TopK, ValueFormat, block, nvfp4, rotate};
+use crate::{Codec, Element, IntBlocks, TopK, ValueFormat, block, nvfp4, rotate, sparse};
 
 /// The bits of 2^120. Tensors with larger magnitudes are sent exactly: scales and sums of 64 elements must stay finite.
 const MAX_MAGNITUDE: u32 = (127 + 120) << 23;
@@ -140,7 +140,7 @@ impl Encoder {
         let n = u32::try_from(values.len()).map_err(|_| EncodeError::TooLong(values.len()))?;
         let Codec::TopK(top) = codec else { return self.encode(codec, values, element, seed, out) };
         let format = top.kept(values.len(), element).values;
-        let under = masked_bytes(mask.kept(), format);
+        let under = masked_bytes(values.len(), mask.kept(), format);
         if under > codec.bytes(values.len(), element) || under >= exact_bytes(values.len(), element) {
             return self.encode(codec, values, element, seed, out);
         }
@@ -155,14 +155,14 @@ impl Encoder {
                         total += compact(word, bits.next().copied().unwrap_or(0), total, &mut self.kept);
                     },
                 );
-                let kept = &self.kept[..mask.kept()];
+                let kept = &mut self.kept[..mask.kept()];
                 if largest(kept) > MAX_MAGNITUDE {
                     return write_whole(values, (n, element), true, out);
                 }
                 let body = begin(out, Form::Masked, format.byte(), n, under - HEADER_BYTES);
                 let (count, body) = body.split_at_mut(4);
                 count.copy_from_slice(&(mask.kept() as u32).to_le_bytes());
-                write_values(kept, format, body);
+                write_values(values.len(), mask.words(), kept, format, body);
                 Encoded { out_of_range: false }
             },
         ))
@@ -172,7 +172,7 @@ impl Encoder {
     fn write_top(&mut self, form: &TopK, values: &[f32], (n, element): (u32, Element), out: &mut Vec<u8>) -> Encoded {
         let Kept { values: format, count: k } = form.kept(values.len(), element);
         let words = self.selector.largest(values, k, &mut self.kept);
-        let kept = &self.kept[..k];
+        let kept = &mut self.kept[..k];
         // The largest of all is among them.
         if largest(kept) > MAX_MAGNITUDE {
             return write_whole(values, (n, element), true, out);
@@ -183,21 +183,18 @@ impl Encoder {
         count.copy_from_slice(&(k as u32).to_le_bytes());
         let (places, body) = body.split_at_mut(set.bytes());
         set.write(words, places);
-        write_values(kept, format, body);
+        write_values(values.len(), words, kept, format, body);
         Encoded { out_of_range: false }
     }
 }
 
-/// Writes the values that top-k keeps.
+/// Writes the values that top-k keeps of `n` elements.
 #[inline(always)]
-fn write_values(kept: &[f32], format: ValueFormat, body: &mut [u8]) {
+fn write_values(n: usize, words: &[u64], kept: &mut [f32], format: ValueFormat, body: &mut [u8]) {
     match format {
         ValueFormat::F32 => write_f32(kept, body),
         ValueFormat::Bf16 => write_bf16(kept, body),
-        ValueFormat::Int(bits) => {
-            let (scales, codes) = body.split_at_mut(block::scale_bytes(kept.len()));
-            block::encode(bits, kept, None, 0, scales, codes);
-        }
+        ValueFormat::Int(bits) => sparse::encode(bits, n, words, kept, body),
     }
 }
 

@@ -28,9 +28,9 @@
 //!   form 3  nvfp4    b = n / 16, rounded up
 //!                    [scale f32] [b scales E4M3] [b blocks of 8 bytes: byte j has element 2j low, 2j + 1 high, as E2M1]
 //!   form 4  top-k    detail: the format of the values, 0: f32, 1: bf16, else integers of so many bits
-//!                    [k u32] [indices] [k f32 | k bf16 | k integers]
+//!                    [k u32] [indices] [k f32 | k bf16 | scales bf16, k codes]
 //!   form 5  masked   detail as in form 4. The indices are those of another tensor, which the receiver has sent
-//!                    [k u32] [k f32 | k bf16 | k integers]
+//!                    [k u32] [k f32 | k bf16 | scales bf16, k codes]
 //! ```
 //!
 //! **Integers** of 3, 4, 5, 6 or 8 bits stand in blocks of 32 that share a scale: first one bf16 scale for each block,
@@ -39,6 +39,9 @@
 //! those of the codes j, j + 8, j + 16, j + 24, j + 4, j + 12, j + 20 and j + 28. Instead of planes 0 to 3, codes of 4
 //! bits and more have 16 bytes: byte j has four bits of code j low, and of code j + 16 high. The last block is filled up,
 //! except that codes of 8 bits end with the last element.
+//!
+//! **Kept values** that are integers have a scale for each span of the tensor's elements. A span has 64 elements. It has
+//! twice as many, and so on, while fewer than 16 of them are kept on average. The codes stand in blocks of 32 as above.
 //!
 //! **Indices** of kept elements have one of two forms. The smaller one for this n and k is used:
 //!
@@ -69,6 +72,7 @@ mod noise;
 mod nvfp4;
 mod rotate;
 mod select;
+mod sparse;
 mod wire;
 
 pub use adatopk::adatopk;

@@ -1,6 +1,7 @@
 //! The places of the entries that top-k keeps.
 
 use crate::codec::ValueFormat;
+use crate::decode::Scales;
 use crate::index::Indices;
 use crate::select::WORD;
 use crate::wire::{Form, HEADER_BYTES, VERSION};
@@ -32,7 +33,7 @@ impl Mask {
             return None;
         }
         let set = Indices::new(elements, kept);
-        let values = ValueFormat::from_byte(detail)?.bytes(kept);
+        let values = ValueFormat::from_byte(detail)?.bytes(elements, kept);
         let (places, _) = body.split_at_checked(body.len().checked_sub(values)?)?;
         Some(Self { elements, kept, words: set.words(places)? })
     }
@@ -68,9 +69,9 @@ impl Mask {
 }
 
 /// Undoes the selection, in place: moves the last `kept` numbers of `out` to the places whose bits are set, and
-/// fills the others with zeros. As many bits are set as numbers are kept.
+/// fills the others with zeros. As many bits are set as numbers are kept. They are multiplied by their scales.
 #[inline(always)]
-pub(crate) fn expand(words: impl Iterator<Item = u64>, kept: usize, out: &mut [f32]) {
+pub(crate) fn expand(words: impl Iterator<Item = u64>, kept: usize, out: &mut [f32], scales: Scales<'_>) {
     let mut next = out.len() - kept;
     let mut buffer = [0.0; WORD];
     let mut begin = 0;
@@ -82,6 +83,10 @@ pub(crate) fn expand(words: impl Iterator<Item = u64>, kept: usize, out: &mut [f
             None => buffer[..out.len() - next].copy_from_slice(&out[next..]),
         }
         next = (next + word.count_ones() as usize).min(out.len());
+        let scale = scales.at(begin);
+        for x in &mut buffer {
+            *x *= scale;
+        }
         let mut at = 0;
         for (i, x) in out[begin..end].iter_mut().enumerate() {
             let bit = word >> i & 1;

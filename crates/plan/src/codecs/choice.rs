@@ -183,7 +183,7 @@ mod tests {
             (0..n).map(|i| ((PeerId(i), PeerId(i + 1)), 1e-3 * 1.02f64.powi(i as i32))).collect()
         };
         assert_eq!(groups(&links(40)).len(), 40, "few links are apart");
-        assert_eq!(groups(&[]), [Group::new(); 0]);
+        assert!(groups(&[]).is_empty());
         let groups = groups(&links(500));
         assert!((20..=MAX_GROUPS).contains(&groups.len()), "{}", groups.len());
         assert!(groups.iter().all(|group| 1.02f64.powi(group.len() as i32) < 2.0), "{groups:?}");
