@@ -35,7 +35,7 @@ kept once it is done: the command goes on where it stopped. It plots validation 
 that training over these links would take.
 
 `table` writes the rows of `convergence` that are in DIR to the table by which `auto` knows what codecs cost
-(`crates/plan/src/codecs/losses.json`).
+(`crates/plan/src/codecs/losses.json`). Rows with another source stay in it.
 
 FUSIONLLM names the program, by default target/release/fusionllm.
 """
@@ -430,7 +430,8 @@ def table(a):
     results = a.out / f"gpt2-{layers}-{width}" / f"convergence-{a.peers}-{a.steps}.json"
     if not results.exists():
         sys.exit(f"there is no {results}; run `scripts/compression.py convergence` first")
-    rows = {}
+    # What others measured stays.
+    rows = {i: row for i, row in enumerate(json.loads(TABLE.read_text())["rows"]) if "source" in row}
     for row in changes(json.loads(results.read_text())):
         name, _, ratio = row["codec"].partition("@")
         if name not in ("topk", "int8", "int4-hadamard"):

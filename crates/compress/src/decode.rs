@@ -4,6 +4,7 @@ use crate::float::{from_bf16, to_any_bf16};
 use crate::index::Indices;
 use crate::mask::{Mask, expand};
 use crate::noise::Noise;
+use crate::sparse::Scales;
 use crate::wire::{Form, HEADER_BYTES, ROTATED, VERSION};
 use crate::{Bits, Element, IntBlocks, ValueFormat, block, nvfp4, rotate, sparse};
 
@@ -223,7 +224,7 @@ fn read_count(body: &[u8]) -> Result<(u32, &[u8]), DecodeError> {
 /// Decodes the `k` values that top-k kept into the last numbers of `out`. They are still to be multiplied by the scales.
 #[inline(always)]
 fn read_values<'a>(values: ValueFormat, bytes: &'a [u8], out: &mut [f32], k: usize) -> Result<Scales<'a>, DecodeError> {
-    let (span, n) = (sparse::span(out.len(), k), out.len());
+    let n = out.len();
     let last = &mut out[n - k..];
     let mut scales: &[u8] = &[];
     match values {
@@ -238,21 +239,5 @@ fn read_values<'a>(values: ValueFormat, bytes: &'a [u8], out: &mut [f32], k: usi
             block::decode_codes(bits, codes, last);
         }
     }
-    Ok(Scales { scales: scales.as_chunks().0, span })
-}
-
-/// What the kept values are to be multiplied by.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Scales<'a> {
-    /// None for values that have no scales.
-    scales: &'a [[u8; 2]],
-    span: usize,
-}
-
-impl Scales<'_> {
-    /// The scale of an element.
-    #[inline(always)]
-    pub(crate) fn at(&self, element: usize) -> f32 {
-        self.scales.get(element / self.span).map_or(1.0, |scale| block::read_scale(*scale))
-    }
+    Ok(Scales { scales: scales.as_chunks().0, span: sparse::span(n, k) })
 }

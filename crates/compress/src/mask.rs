@@ -1,9 +1,9 @@
 //! The places of the entries that top-k keeps.
 
 use crate::codec::ValueFormat;
-use crate::decode::Scales;
 use crate::index::Indices;
 use crate::select::WORD;
+use crate::sparse::Scales;
 use crate::wire::{Form, HEADER_BYTES, VERSION};
 
 /// The places of the entries that top-k sent of a tensor: one bit for each element.

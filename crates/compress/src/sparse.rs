@@ -61,3 +61,19 @@ pub(crate) fn encode(bits: Bits, n: usize, words: &[u64], kept: &mut [f32], body
     }
     block::encode_codes(bits, kept, codes);
 }
+
+/// What the kept values are to be multiplied by.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Scales<'a> {
+    /// None for values that have no scales.
+    pub(crate) scales: &'a [[u8; 2]],
+    pub(crate) span: usize,
+}
+
+impl Scales<'_> {
+    /// The scale of an element.
+    #[inline(always)]
+    pub(crate) fn at(&self, element: usize) -> f32 {
+        self.scales.get(element / self.span).map_or(1.0, |scale| block::read_scale(*scale))
+    }
+}

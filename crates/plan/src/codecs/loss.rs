@@ -93,10 +93,7 @@ pub(super) fn added_loss(codec: &Codec, element: Element) -> Option<f64> {
             Some(before + (rise - before) * ((ratio - low) / (high - low)).min(1.0))
         }
         Codec::TopK(_) => None,
-        other => {
-            let row = ROWS.iter().find(|row| row.codec == other.name())?;
-            Some(mean(&row.change_percent).max(0.0))
-        }
+        other => mean(|row| row.codec == other.name()),
     }
 }
 
@@ -122,11 +119,11 @@ pub(super) fn of_f32(ratio: f64, element: Element) -> f64 {
 /// The ratio of top-k and the rise of the loss, in ascending order. A larger ratio that did less harm shows that the
 /// smaller one does no more either: seeds differ by more than such neighbours do.
 fn topk_points() -> Vec<(f64, f64)> {
-    let rows = ROWS.iter().filter(|row| row.codec == "topk");
-    let mut points: Vec<(f64, f64)> =
-        rows.filter_map(|row| Some((row.ratio?, mean(&row.change_percent).max(0.0)))).collect();
-    points.push((1.0, 0.0));
-    points.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let mut ratios: Vec<f64> = ROWS.iter().filter(|row| row.codec == "topk").filter_map(|row| row.ratio).collect();
+    ratios.sort_by(f64::total_cmp);
+    ratios.dedup();
+    let rise = |ratio: f64| mean(|row| row.codec == "topk" && row.ratio == Some(ratio)).map(|rise| (ratio, rise));
+    let mut points: Vec<(f64, f64)> = [(1.0, 0.0)].into_iter().chain(ratios.into_iter().filter_map(rise)).collect();
     let mut least = f64::INFINITY;
     for (_, rise) in points.iter_mut().rev() {
         least = least.min(*rise);
@@ -135,8 +132,10 @@ fn topk_points() -> Vec<(f64, f64)> {
     points
 }
 
-fn mean(percent: &[f64]) -> f64 {
-    percent.iter().sum::<f64>() / percent.len().max(1) as f64 / 100.0
+/// The mean rise over all seeds of these rows, as a share. Less than nothing is chance.
+fn mean(of: impl Fn(&Row) -> bool) -> Option<f64> {
+    let all: Vec<f64> = ROWS.iter().filter(|row| of(row)).flat_map(|row| row.change_percent.iter().copied()).collect();
+    (!all.is_empty()).then(|| (all.iter().sum::<f64>() / all.len() as f64 / 100.0).max(0.0))
 }
 
 #[cfg(test)]

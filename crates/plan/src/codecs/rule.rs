@@ -250,7 +250,11 @@ mod tests {
         // Eight bits are 1.9 times fewer than sixteen.
         assert_eq!(by_need(5.2, Element::Bf16), ["none", "int8", "topk 2.5x", "topk 2.6x"]);
         // A budget of nothing leaves what costs nothing, and a large one reaches the highest ratio.
-        assert_eq!(names(ladder(Compressor::Auto, 30.0, 0.0, Element::F32)), ["none", "bf16"]);
+        let nothing = names(ladder(Compressor::Auto, 30.0, 0.0, Element::F32));
+        assert!(
+            nothing[..2] == ["none", "bf16"] && !nothing.iter().any(|name| name.starts_with("topk")),
+            "{nothing:?}"
+        );
         let large = ladder(Compressor::Auto, 9.0, 0.5, Element::F32);
         assert_eq!(large.last().map(Codec::to_string), Some("topk 9x".into()), "{large:?}");
         for budget in [0.002, 0.005, 0.01, 0.02, 0.1] {
