@@ -16,7 +16,7 @@ pub(crate) const TINY: [&str; 9] = [
     "--set=data.context=16",
     "--set=train.batch=4",
     "--set=train.micro_batch=1",
-    "--set=eval.every=4",
+    "--set=eval.every=40",
     "--set=eval.batches=2",
 ];
 
