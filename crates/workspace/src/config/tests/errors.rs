@@ -121,7 +121,7 @@ fn errors_in_names() {
     "#);
     assert_snapshot!(error("[compression]\nname = \"top-k\""), @r#"
     job.toml:2:8: `compression.name` cannot be "top-k"
-    hint: did you mean "topk"? it is one of "none", "adatopk", "topk", "bf16", "int8", "int4", "int4-hadamard", "nvfp4", "auto"
+    hint: did you mean "topk"? it is one of "none", "adatopk", "adatopk-published", "topk", "bf16", "int8", "int4", "int4-hadamard", "nvfp4", "auto"
     "#);
 }
 
