@@ -200,7 +200,7 @@ impl TopK {
 
     /// The bits of kept values that do the least harm at a ratio of bytes, when numbers of `element` are sent.
     ///
-    /// What counts is how many bits an entry gets on the wire. In trials with a small GPT-2, sparse activations of f32
+    /// The harm follows from how many bits an entry gets on the wire. In trials with a small GPT-2, sparse activations of f32
     /// did the least harm with 5 bits a value at 7 times fewer bytes, and with 4 bits at 10 times fewer
     /// (`scripts/compression.py convergence`).
     pub fn bits_for(ratio: f64, element: Element) -> Bits {

@@ -381,7 +381,7 @@ proptest! {
     }
 }
 
-/// What comes later in a tensor must not be seen in what came before: a model with a causal mask would learn from it.
+/// A row must not show the numbers of the next: a model with a causal mask would learn from them what comes.
 ///
 /// Regression: values shared a scale with those kept next, of the next token.
 #[test]

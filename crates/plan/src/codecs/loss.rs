@@ -1,4 +1,4 @@
-//! What codecs cost in loss.
+//! The loss that codecs cost.
 
 use std::fmt;
 use std::sync::LazyLock;
@@ -57,7 +57,7 @@ impl<'de> Deserialize<'de> for LossBudget {
     }
 }
 
-/// What a codec cost in loss in one set of runs.
+/// The loss that a codec cost in one set of runs.
 #[derive(Debug, Clone, Deserialize)]
 struct Row {
     codec: String,

@@ -139,26 +139,14 @@ fn messages(programs: &[Program], routes: &mut Routes<'_>) -> Result<Messages, P
         for (tensor, from) in p.receives() {
             let channel = routes.channel(from, p.peer)?;
             let id = messages.all.len() as u32;
-            messages.all.push(Message {
-                from,
-                to: p.peer,
-                tensor,
-                payload: 0,
-                bytes: 0.0,
-                channel,
-                encode: 0.0,
-                decode: 0.0,
-                lost: [0.0; 2],
-                mask: 0,
-                given_up: 0,
-            });
+            messages.all.push(Message::new(from, p.peer, tensor, channel));
             messages.index.insert((p.peer, tensor), id);
         }
     }
     Ok(messages)
 }
 
-/// What a codec makes of a message.
+/// The part of a message that follows from its codec.
 #[derive(Debug, Clone, Copy)]
 struct Coded {
     payload: u64,

@@ -30,6 +30,14 @@ pub(super) struct Message {
     pub(super) given_up: u64,
 }
 
+impl Message {
+    /// A message whose size and codec are not known yet.
+    pub(super) fn new(from: PeerId, to: PeerId, tensor: Address, channel: u32) -> Self {
+        let (payload, bytes, encode, decode, lost) = (0, 0.0, 0.0, 0.0, [0.0; 2]);
+        Self { from, to, tensor, payload, bytes, channel, encode, decode, lost, mask: 0, given_up: 0 }
+    }
+}
+
 /// The messages of a step. A sender finds the message it sends by receiver and tensor.
 pub(super) struct Messages {
     pub(super) all: Vec<Message>,

@@ -261,19 +261,8 @@ mod tests {
                 Route { from, to, latency: 0.0, round_trip: 1e-5, lines: shared.clone(), shared, bandwidth }
             })
             .collect();
-        let message = |channel| Message {
-            from: PeerId(0),
-            to: PeerId(1),
-            tensor: Address::Held { value: fusionllm_graph::ValueId(0) },
-            payload: 1 << 20,
-            bytes: 1e6,
-            channel,
-            encode: 0.0,
-            decode: 0.0,
-            lost: [0.0; 2],
-            mask: 0,
-            given_up: 0,
-        };
+        let tensor = Address::Held { value: fusionllm_graph::ValueId(0) };
+        let message = |channel| Message { bytes: 1e6, ..Message::new(PeerId(0), PeerId(1), tensor, channel) };
         let messages = (0..channels.len() as u32).map(message).collect();
         Load {
             steps: Vec::new(),
