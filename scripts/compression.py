@@ -425,7 +425,7 @@ def changes(curves):
 
 
 def table(a):
-    """Rows of the small GPT-2 alone: that of twice the width and the ResNet are there for the trend."""
+    """Codecs alone, and those of the small GPT-2: the rows of twice the width and of the ResNet show the trend."""
     width, layers = 128, 4
     results = a.out / f"gpt2-{layers}-{width}" / f"convergence-{a.peers}-{a.steps}.json"
     if not results.exists():
@@ -434,7 +434,7 @@ def table(a):
     rows = {i: row for i, row in enumerate(json.loads(TABLE.read_text())["rows"]) if "source" in row}
     for row in changes(json.loads(results.read_text())):
         name, _, ratio = row["codec"].partition("@")
-        if name not in ("topk", "int8", "int4-hadamard"):
+        if name in ("none", "auto", "adatopk", "adatopk-published"):
             continue
         entry = {"codec": name} | ({"ratio": float(ratio)} if ratio else {})
         entry |= {"seeds": row["seeds"], "change_percent": [round(x, 2) for x in row["change_percent"]]}

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
-use fusionllm_compress::Codec;
 use fusionllm_graph::units::counted;
 use fusionllm_plan::{PeerId, PeerLoad, Plan};
 use fusionllm_protocol::{PassReport, StepRecord, TrainingProgress};
@@ -72,14 +71,6 @@ pub(crate) struct PeerFacts {
     pub(crate) predicted: Option<PeerLoad>,
     /// Bytes of the tensors it sends to each peer in a training step, before any codec.
     pub(crate) sends: BTreeMap<PeerId, u64>,
-}
-
-/// The name of a link's codec, as the job file writes it.
-fn codec_name(plan: &Plan, from: PeerId, to: PeerId) -> &'static str {
-    match plan.codec(from, to) {
-        Codec::TopK(_) => plan.compression.compressor.name(),
-        codec => codec.name(),
-    }
 }
 
 pub(crate) fn finite(x: f64) -> Option<f64> {
@@ -290,7 +281,7 @@ impl Figures {
             LinkSummary {
                 from: name(from),
                 to: name(to),
-                codec: codec_name(plan, from, to).into(),
+                codec: plan.codec(from, to).name().into(),
                 ratio: before.and_then(|before| finite(before as f64 / bytes as f64)),
                 relative_error: median(errors.collect()),
                 bytes_per_step: Some(bytes / count),

@@ -140,6 +140,9 @@ impl Wrong<'_> {
     /// The text to write for a key. Numbers that are not `valid` are no advice.
     fn hint(&self, key: &str, quantity: &Quantity, valid: impl Fn(f64) -> bool) -> String {
         let advice = match self {
+            Self::Bare(x) if valid(*x) && quantity.units.len() == 1 => {
+                return format!("write {key} = \"{x} {}\"", quantity.example.1);
+            }
             Self::Bare(x) if valid(*x) => format!("write {key} = \"{x} {}\", or another unit", quantity.example.1),
             Self::Unit(_, Some(meant)) => format!("did you mean \"{meant}\"?"),
             Self::Unclear(x, readings) if valid(*x) => {
@@ -150,7 +153,8 @@ impl Wrong<'_> {
         };
         let Quantity { units, remark, .. } = quantity;
         let end = if advice.ends_with('?') { "" } else { ";" };
-        format!("{advice}{end} the units are {}{remark}", units.join(", "))
+        let are = if units.len() == 1 { "unit is" } else { "units are" };
+        format!("{advice}{end} the {are} {}{remark}", units.join(", "))
     }
 }
 

@@ -255,7 +255,7 @@ fn the_ratio_and_the_budget_of_compression_follow_its_rule() {
     for (settings, words) in [
         ("error_feedback = true", "the error of one sample's activation would be added to that of another"),
         ("shared_masks = true", "gradients always keep the places that top-k sent of the activation"),
-        ("loss_budget = 0.5", "`compression.loss_budget` needs a unit"),
+        ("loss_budget = 0.5", "`compression.loss_budget` needs a unit\nhint: write loss_budget = \"0.5 %\""),
         ("loss_budget = \"120 %\"", "`compression.loss_budget` is above 100 %"),
     ] {
         assert!(refused(settings).contains(words), "{}", refused(settings));
