@@ -115,12 +115,11 @@ impl Encoder {
         Encoded { out_of_range }
     }
 
-    /// Encodes a gradient. Its receiver has sent the activation, and of it only the entries of `mask`. All others of the
-    /// gradient must be zero ([`Mask::clear_others`]).
+    /// Encodes a gradient. Its receiver has sent the activation, and of it only the entries of `mask`.
     ///
-    /// With top-k, these entries go without their places, which the receiver knows. If a smaller number of entries with
-    /// their places takes fewer bytes, the largest of them go like that instead. Other codecs encode all entries. The
-    /// size is [`Codec::bytes_under`].
+    /// With top-k, the gradient of these entries goes without their places, which the receiver knows. If a smaller number
+    /// of entries with their places takes fewer bytes, the largest of them go like that instead, and all others of
+    /// `values` become zero. Other codecs encode all entries. The size is [`Codec::bytes_under`].
     ///
     /// # Errors
     ///
@@ -129,7 +128,7 @@ impl Encoder {
         &mut self,
         mask: &Mask,
         codec: &Codec,
-        values: &[f32],
+        values: &mut [f32],
         element: Element,
         seed: u64,
         out: &mut Vec<u8>,
@@ -142,8 +141,10 @@ impl Encoder {
         let format = top.kept(values.len(), element).values;
         let under = masked_bytes(values.len(), mask.kept(), format);
         if under > codec.bytes(values.len(), element) || under >= exact_bytes(values.len(), element) {
+            mask.clear_others(values);
             return self.encode(codec, values, element, seed, out);
         }
+        let values = &*values;
         Ok(pulp::Arch::new().dispatch(
             #[inline(always)]
             || {

@@ -120,9 +120,8 @@ impl Coder {
         self.under = None;
         let encoded = match (masks, options.codec) {
             (Masks::One(mask), Codec::TopK(_)) => {
-                mask.clear_others(&mut self.values);
                 let under = self.under.insert(mask);
-                self.encoder.encode_under(under, &options.codec, &self.values, element, options.seed, out)
+                self.encoder.encode_under(under, &options.codec, &mut self.values, element, options.seed, out)
             }
             (masks, codec) => {
                 if let (Masks::Joined(mask), Codec::TopK(_)) = (masks, codec) {

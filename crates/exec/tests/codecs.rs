@@ -300,12 +300,9 @@ fn a_step_through_top_k_equals_its_definition() {
                 let mut numbers: Vec<f32> = numbers.iter().map(|x| *x as f32).collect();
                 let (mut bytes, mut back) = (Vec::new(), vec![0.0; numbers.len()]);
                 match mask {
-                    Some(mask) => {
-                        mask.clear_others(&mut numbers);
-                        encoder.encode_under(mask, &codec, &numbers, element, 0, &mut bytes).unwrap();
-                    }
-                    None => drop(encoder.encode(&codec, &numbers, element, 0, &mut bytes).unwrap()),
-                }
+                    Some(mask) => encoder.encode_under(mask, &codec, &mut numbers, element, 0, &mut bytes).unwrap(),
+                    None => encoder.encode(&codec, &numbers, element, 0, &mut bytes).unwrap(),
+                };
                 assert!(bytes.len() as f64 <= (ty.bytes() + 8) as f64 / ratio + 1.0, "{} bytes", bytes.len());
                 decode(&bytes, element, mask, &mut back).unwrap();
                 (back.into_iter().map(f64::from).collect(), bytes)
