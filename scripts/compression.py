@@ -368,7 +368,8 @@ def time_to_loss(a):
                      "time_s": time})
         reached = [f"{steps:.0f}", f"{time / 60:.1f} min", f"{rows[0]['time_s'] / time:.2f}"] if steps else ["never", "", ""]
         print(f"| {codec} | {result['step_s']:.2f} | {result['predicted_s'] or 0:.2f} | {' | '.join(reached)} |")
-    write_results(a.results, {"model": a.model, "steps": a.steps, "uplink": a.uplink, "loss": target, "rows": rows})
+    write_results(a.results, {"model": a.model, "peers": a.peers, "steps": a.steps, "uplink": a.uplink, "loss": target,
+                              "rows": rows})
 
 
 def steps_to(target, points):

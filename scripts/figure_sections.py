@@ -134,6 +134,8 @@ SECTIONS = {
     "convergence": [
         Measurement("gpt2", ("script", "compression.py"), "convergence --seeds 1,2,3 --codecs none,topk@7,topk@10,auto",
                     "convergence --steps 2 --codecs none,int8,auto", 40, 4),
+        Measurement("time", ("script", "compression.py"), "time --codecs none,auto,adatopk@10,adatopk-published@30",
+                    "time --steps 2 --codecs none,auto", 20, 4),
         Measurement("resnet", ("script", "compression.py"),
                     "convergence --model resnet --steps 600 --codecs none,int8,topk@7,topk@10,auto",
                     "convergence --model resnet --steps 2 --codecs none,int8", 25, 4, ("cifar",)),

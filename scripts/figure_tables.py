@@ -243,7 +243,16 @@ def convergence(results):
                      f"{row['bytes'] / 1e6:.0f} MB" if row.get("bytes") else ""] for row in r["rows"]]
             headings = ["codec", f"{model}: validation loss after {r['steps']} steps", "against none", "sent"]
             parts.append(table(headings, rows))
-    return "\n\n".join([*parts, results.source("convergence/gpt2", "convergence/resnet")])
+    if "convergence/time" in results:
+        r = results["convergence/time"]
+        first = r["rows"][0]["time_s"]
+        rows = [[f"`{row['codec']}`", seconds(row["step_s"]), seconds(row["predicted_s"]), str(row["steps"] or "never"),
+                 f"{row['time_s'] / 60:.0f} min" if row["time_s"] else "", f"{first / row['time_s']:.1f}" if row["time_s"]
+                 else ""] for row in r["rows"]]
+        headings = [f"codec, {r['peers']} homes with {r['uplink']}", "step", "predicted",
+                    f"steps to the loss of none after {r['steps']}", "time", "times as fast"]
+        parts.append(table(headings, rows))
+    return "\n\n".join([*parts, results.source("convergence/gpt2", "convergence/resnet", "convergence/time")])
 
 
 def by_seed(figures):
