@@ -1,7 +1,9 @@
 use serde::{Deserialize, Serialize};
 
-use fusionllm_graph::ops::{Approximate, Compare, Gelu, ScaledDotProductAttention, Triangle, Unary};
+use fusionllm_graph::ops::{Compare, ScaledDotProductAttention, Triangle};
 use fusionllm_graph::{Builder, DType, Graph, GraphError, Init, TensorType, ValueId};
+
+use crate::{Activation, count_correct};
 
 /// The implementation of attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -163,17 +165,13 @@ impl Gpt2Config {
         let h = b.scope("ln_2", |b| self.layer_norm(b, x, dtype))?;
         let h = b.scope("mlp", |b| {
             let y = b.scope("c_fc", |b| self.conv1d(b, h, [d, inner], std))?;
-            let y = match self.activation_function.as_str() {
-                "gelu_new" | "gelu_pytorch_tanh" => b.op(Gelu { approximate: Approximate::Tanh }, &[y])?,
-                "gelu" => b.op(Gelu { approximate: Approximate::None }, &[y])?,
-                "relu" => b.unary(Unary::Relu, y)?,
-                "silu" | "swish" => b.unary(Unary::Silu, y)?,
-                other => {
-                    return Err(GraphError::Config(format!(
-                        "activation_function = {other:?} is not known; use gelu_new, gelu, relu or silu"
-                    )));
-                }
-            };
+            let activation = Activation::named(&self.activation_function).ok_or_else(|| {
+                GraphError::Config(format!(
+                    "activation_function = {:?} is not known; use gelu_new, gelu, relu or silu",
+                    self.activation_function
+                ))
+            })?;
+            let y = activation.apply(b, y)?;
             let y = b.scope("c_proj", |b| self.conv1d(b, y, [inner, d], residual_std))?;
             b.dropout(y, self.resid_pdrop)
         })?;
@@ -210,19 +208,4 @@ impl Gpt2Config {
         let y = b.permute(y, &[0, 2, 1, 3])?;
         b.reshape(y, [n, t, self.n_embd])
     }
-}
-
-/// The number of targets that have the largest logit, as a float scalar.
-pub(super) fn count_correct(
-    b: &mut Builder,
-    logits: ValueId,
-    labels: ValueId,
-    dtype: DType,
-) -> Result<ValueId, GraphError> {
-    let last = b.ty(logits).rank() - 1;
-    let best = b.argmax(logits, last)?;
-    let hit = b.op(Compare::Eq, &[best, labels])?;
-    let hit = b.cast(hit, dtype)?;
-    let dims: Vec<usize> = (0..last).collect();
-    b.sum(hit, &dims, false)
 }

@@ -2,7 +2,7 @@ use fusionllm_graph::ops::{AdaptiveAvgPool2d, BatchNorm, Conv2d, MaxPool2d, Unar
 use fusionllm_graph::{Builder, DType, Graph, GraphError, Init, ValueId};
 use serde::{Deserialize, Serialize};
 
-use super::gpt2::count_correct;
+use crate::count_correct;
 
 /// The first layers of a residual network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]

@@ -1,0 +1,314 @@
+//! The graph of a decoder.
+
+use fusionllm_graph::ops::{Compare, Embedding, ScaledDotProductAttention, Split, Triangle, Unary};
+use fusionllm_graph::{Builder, DType, Graph, GraphError, HostTensor, Init, TensorType, ValueId};
+
+use super::{Decoder, Layer, MlpInput, NormKind, Norms, Projections, QueryKeyNorm, Rotary};
+use crate::count_correct;
+
+impl Decoder {
+    /// The graph for micro-batches of `batch` sequences of `sequence` tokens.
+    ///
+    /// The inputs are `input_ids` and `labels`, both `i64 [batch, sequence]`. Labels are already shifted: the label of
+    /// a position is the next token. The label -100 does not count. The outputs are `loss`, `logits` and `correct`.
+    ///
+    /// # Errors
+    ///
+    /// The sequence is longer than the model's positions, or sizes are too large.
+    pub fn build(&self, batch: usize, sequence: usize, dtype: DType) -> Result<Graph, GraphError> {
+        let longest = self.longest();
+        if sequence == 0 || sequence > longest {
+            return Err(GraphError::Config(format!(
+                "a sequence of {sequence} tokens is not between 1 and the {longest} positions of this model"
+            )));
+        }
+        let mut b = Builder::new(self.model_type);
+        let ids = b.input("input_ids", DType::I64, [batch, sequence])?;
+        let labels = b.input("labels", DType::I64, [batch, sequence])?;
+        let names = self.names;
+        let weight = self.weight(&mut b, names.embedding, [self.vocab_size, self.hidden_size], dtype)?;
+        let mut x = b.scope(names.embedding, |b| {
+            let x = b.op(Embedding { padding_idx: self.padding_idx }, &[weight, ids])?;
+            let x = if self.embedding_scale == 1.0 { x } else { b.mul_scalar(x, self.embedding_scale)? };
+            b.dropout(x, self.embedding_dropout)
+        })?;
+        let mut positions = Positions { sequence, dtype, turns: Vec::new(), windows: Vec::new() };
+        for (number, layer) in self.layers.iter().enumerate() {
+            let place = positions.of(&mut b, layer)?;
+            x = b.scope(format!("{}.{number}", names.layers), |b| self.block(b, x, &place))?;
+        }
+        x = self.normalise(&mut b, names.final_norm, x)?;
+        let head = match self.tie_word_embeddings {
+            true => weight,
+            false => self.weight(&mut b, names.head, [self.vocab_size, self.hidden_size], dtype)?,
+        };
+        let logits = b.scope(names.head, |b| {
+            let logits = b.linear(x, head, None)?;
+            soft_cap(b, logits, self.logit_soft_cap)
+        })?;
+        let loss = b.scope("loss", |b| b.cross_entropy(logits, labels, -100))?;
+        b.output("logits", logits)?;
+        b.output("loss", loss)?;
+        let correct = b.scope("correct", |b| count_correct(b, logits, labels, dtype))?;
+        b.output("correct", correct)?;
+        b.metadata("family", self.model_type.into());
+        b.metadata("config", self.config.clone().into());
+        b.finish()
+    }
+
+    fn weight(&self, b: &mut Builder, module: &str, shape: [usize; 2], dtype: DType) -> Result<ValueId, GraphError> {
+        b.scope(module, |b| b.parameter("weight", dtype, shape, Init::Normal { std: self.initializer_range }))
+    }
+
+    /// `x [.., in]` times the transposed weight `[out, in]` of a module.
+    fn linear(&self, b: &mut Builder, module: &str, x: ValueId, out: usize, bias: bool) -> Result<ValueId, GraphError> {
+        let (dtype, width) = (b.ty(x).dtype, b.ty(x).shape.last().copied().unwrap_or(1));
+        let weight = self.weight(b, module, [out, width], dtype)?;
+        b.scope(module, |b| {
+            let bias = bias.then(|| b.parameter("bias", dtype, [out], Init::Constant(0.0))).transpose()?;
+            b.linear(x, weight, bias)
+        })
+    }
+
+    /// Normalises `x` over its last dimension.
+    fn normalise(&self, b: &mut Builder, module: &str, x: ValueId) -> Result<ValueId, GraphError> {
+        let (dtype, width) = (b.ty(x).dtype, b.ty(x).shape.last().copied().unwrap_or(1));
+        b.scope(module, |b| {
+            let first = if self.norm.kind == NormKind::RmsPlusOne { 0.0 } else { 1.0 };
+            let weight = b.parameter("weight", dtype, [width], Init::Constant(first))?;
+            match self.norm.kind {
+                NormKind::Rms => b.rms_norm(x, weight, self.norm.eps),
+                NormKind::RmsPlusOne => {
+                    let weight = b.add_scalar(weight, 1.0)?;
+                    b.rms_norm(x, weight, self.norm.eps)
+                }
+                NormKind::Layer => {
+                    let bias = b.parameter("bias", dtype, [width], Init::Constant(0.0))?;
+                    b.layer_norm(x, weight, bias, self.norm.eps)
+                }
+            }
+        })
+    }
+
+    fn block(&self, b: &mut Builder, x: ValueId, place: &Place) -> Result<ValueId, GraphError> {
+        let Norms { before_attention, after_attention, before_mlp, after_mlp } = &self.names.norms;
+        let norm = |b: &mut Builder, module: &Option<&str>, x| match module {
+            Some(module) => self.normalise(b, module, x),
+            None => Ok(x),
+        };
+        let h = norm(b, before_attention, x)?;
+        let h = self.attention(b, h, place)?;
+        let h = b.dropout(h, self.residual_dropout)?;
+        let attended = norm(b, after_attention, h)?;
+        let read = if self.parallel { x } else { b.add(x, attended)? };
+        let h = norm(b, before_mlp, read)?;
+        let h = self.feed_forward(b, h)?;
+        let h = b.dropout(h, self.residual_dropout)?;
+        let mut h = norm(b, after_mlp, h)?;
+        if self.parallel {
+            h = b.add(h, attended)?;
+        }
+        b.add(read, h)
+    }
+
+    fn feed_forward(&self, b: &mut Builder, x: ValueId) -> Result<ValueId, GraphError> {
+        let (inner, bias) = (self.intermediate_size, self.mlp.bias);
+        let h = match self.names.mlp_input {
+            MlpInput::Plain(module) => {
+                let h = self.linear(b, module, x, inner, bias)?;
+                self.mlp.activation.apply(b, h)?
+            }
+            MlpInput::Gated([gate, up]) => {
+                let gate = self.linear(b, gate, x, inner, bias)?;
+                let gate = self.mlp.activation.apply(b, gate)?;
+                let up = self.linear(b, up, x, inner, bias)?;
+                b.mul(gate, up)?
+            }
+            MlpInput::GatedJoined(module) => {
+                let both = self.linear(b, module, x, 2 * inner, bias)?;
+                let parts = b.chunk(both, 2, 2)?;
+                let gate = self.mlp.activation.apply(b, parts[0])?;
+                b.mul(parts[1], gate)?
+            }
+        };
+        self.linear(b, self.names.mlp_output, h, self.hidden_size, bias)
+    }
+
+    fn attention(&self, b: &mut Builder, x: ValueId, place: &Place) -> Result<ValueId, GraphError> {
+        let a = &self.attention;
+        let (n, t) = (b.ty(x).shape[0], b.ty(x).shape[1]);
+        let [q, k, v] = self.projections(b, x)?;
+        let (q, k) = match &place.turn {
+            Some(turn) => (turn.apply(b, q)?, turn.apply(b, k)?),
+            None => (q, k),
+        };
+        let y = if a.dropout == 0.0 && a.soft_cap.is_none() {
+            let operands: Vec<ValueId> = [q, k, v].into_iter().chain(place.window).collect();
+            b.op(ScaledDotProductAttention { is_causal: true, scale: a.scale }, &operands)?
+        } else {
+            let [k, v] = [k, v].map(|x| repeat(b, x, a.heads / a.key_value_heads));
+            let kt = b.transpose(k?)?;
+            let scores = b.matmul(q, kt)?;
+            let scores = b.mul_scalar(scores, a.scale)?;
+            let scores = soft_cap(b, scores, a.soft_cap)?;
+            let dtype = b.ty(scores).dtype;
+            let minus_infinity = b.full(TensorType::new(dtype, []), f64::NEG_INFINITY)?;
+            let causal = triangle(b, t, false, 0)?;
+            let mut scores = b.where_(causal, scores, minus_infinity)?;
+            if let Some(window) = place.window {
+                scores = b.where_(window, scores, minus_infinity)?;
+            }
+            let weights = b.softmax(scores, 3)?;
+            let weights = b.dropout(weights, a.dropout)?;
+            b.matmul(weights, v?)?
+        };
+        let y = b.permute(y, &[0, 2, 1, 3])?;
+        let y = b.reshape(y, [n, t, a.heads * a.head_dim])?;
+        self.linear(b, self.names.attention_output, y, self.hidden_size, a.output_bias)
+    }
+
+    /// Queries `[n, heads, t, head_dim]`, keys and values `[n, key_value_heads, t, head_dim]`.
+    fn projections(&self, b: &mut Builder, x: ValueId) -> Result<[ValueId; 3], GraphError> {
+        let a = &self.attention;
+        let (n, t) = (b.ty(x).shape[0], b.ty(x).shape[1]);
+        let heads = [a.heads, a.key_value_heads, a.key_value_heads];
+        let widths = heads.map(|heads| heads * a.head_dim);
+        let parts = match self.names.projections {
+            Projections::Separate(modules) => {
+                let part = |i: usize| (modules[i], widths[i]);
+                let mut parts = Vec::with_capacity(3);
+                for (module, width) in [0, 1, 2].map(part) {
+                    parts.push(self.linear(b, module, x, width, a.input_bias)?);
+                }
+                parts
+            }
+            Projections::Joined(module) => {
+                let all = self.linear(b, module, x, widths.iter().sum(), a.input_bias)?;
+                b.apply(Split { dim: 2, sizes: widths.to_vec() }, &[all])?
+            }
+            Projections::ByHead(module) => {
+                let all = self.linear(b, module, x, widths.iter().sum(), a.input_bias)?;
+                let all = b.reshape(all, [n, t, a.heads, 3 * a.head_dim])?;
+                b.chunk(all, 3, 3)?
+            }
+        };
+        let mut out = [x; 3];
+        for (i, part) in parts.into_iter().enumerate().take(3) {
+            let norm = self.names.query_key_norms.get(i).copied();
+            let part = match (a.query_key_norm, norm) {
+                (QueryKeyNorm::Heads, Some(module)) => self.normalise(b, module, part)?,
+                _ => part,
+            };
+            let part = b.reshape(part, [n, t, heads[i], a.head_dim])?;
+            let part = match (a.query_key_norm, norm) {
+                (QueryKeyNorm::Head, Some(module)) => self.normalise(b, module, part)?,
+                _ => part,
+            };
+            out[i] = b.permute(part, &[0, 2, 1, 3])?;
+        }
+        Ok(out)
+    }
+}
+
+/// What the operators of a layer need to know of its positions.
+struct Place {
+    turn: Option<Turn>,
+    /// Whether a query reads a key, `bool [t, t]`, apart from order.
+    window: Option<ValueId>,
+}
+
+/// Positions for the layers, each made once.
+struct Positions {
+    sequence: usize,
+    dtype: DType,
+    turns: Vec<(Rotary, Turn)>,
+    windows: Vec<(usize, ValueId)>,
+}
+
+impl Positions {
+    fn of(&mut self, b: &mut Builder, layer: &Layer) -> Result<Place, GraphError> {
+        let turn = layer.rotary.as_ref().map(|rotary| self.turn(b, rotary)).transpose()?;
+        let window = layer.window.filter(|window| *window < self.sequence);
+        let window = window.map(|window| self.window(b, window)).transpose()?;
+        Ok(Place { turn, window })
+    }
+
+    fn turn(&mut self, b: &mut Builder, rotary: &Rotary) -> Result<Turn, GraphError> {
+        if let Some((_, turn)) = self.turns.iter().find(|(made, _)| made == rotary) {
+            return Ok(*turn);
+        }
+        let turn = b.scope("rotary_emb", |b| {
+            let frequencies: Vec<f64> = rotary.frequencies(self.sequence).into_iter().map(f64::from).collect();
+            let frequencies = HostTensor::from_f64([frequencies.len()], &frequencies)?.cast(self.dtype)?;
+            let name = format!("inv_freq.{}", self.turns.len());
+            let frequencies = b.constant(&name, frequencies)?;
+            let positions = b.arange(self.dtype, 0.0, 1.0, self.sequence)?;
+            let positions = b.reshape(positions, [self.sequence, 1])?;
+            let angles = b.mul(positions, frequencies)?;
+            let factor = rotary.attention_factor();
+            let mut of = |function| -> Result<ValueId, GraphError> {
+                let x = b.unary(function, angles)?;
+                if factor == 1.0 { Ok(x) } else { b.mul_scalar(x, factor) }
+            };
+            Ok(Turn { cos: of(Unary::Cos)?, sin: of(Unary::Sin)?, dims: rotary.dims })
+        })?;
+        self.turns.push((rotary.clone(), turn));
+        Ok(turn)
+    }
+
+    fn window(&mut self, b: &mut Builder, window: usize) -> Result<ValueId, GraphError> {
+        if let Some((_, mask)) = self.windows.iter().find(|(made, _)| *made == window) {
+            return Ok(*mask);
+        }
+        let mask = b.scope("sliding_window", |b| triangle(b, self.sequence, true, 1 - window as i64))?;
+        self.windows.push((window, mask));
+        Ok(mask)
+    }
+}
+
+/// The angles of a rotary position embedding, by position and pair.
+#[derive(Clone, Copy)]
+struct Turn {
+    cos: ValueId,
+    sin: ValueId,
+    dims: usize,
+}
+
+impl Turn {
+    /// Turns the first elements of `x [n, heads, t, head_dim]`.
+    fn apply(&self, b: &mut Builder, x: ValueId) -> Result<ValueId, GraphError> {
+        let (half, rest) = (self.dims / 2, b.ty(x).shape[3] - self.dims);
+        let sizes = [half, half, rest].into_iter().filter(|size| *size > 0).collect();
+        let mut parts = b.apply(Split { dim: 3, sizes }, &[x])?;
+        let (first, second) = (parts[0], parts[1]);
+        let mut product = |x, y| b.mul(x, y);
+        let (first_cos, second_sin) = (product(first, self.cos)?, product(second, self.sin)?);
+        let (second_cos, first_sin) = (product(second, self.cos)?, product(first, self.sin)?);
+        parts[0] = b.sub(first_cos, second_sin)?;
+        parts[1] = b.add(second_cos, first_sin)?;
+        b.cat(&parts, 3)
+    }
+}
+
+/// `bool [t, t]`: true on and above (or below) a diagonal.
+fn triangle(b: &mut Builder, t: usize, upper: bool, diagonal: i64) -> Result<ValueId, GraphError> {
+    let ones = b.full(TensorType::new(DType::I64, [t, t]), 1.0)?;
+    let part = b.op(Triangle { upper, diagonal }, &[ones])?;
+    b.compare_scalar(Compare::Ne, part, 0.0)
+}
+
+/// Each head of `x [n, heads, t, d]`, this many times one after the other.
+fn repeat(b: &mut Builder, x: ValueId, times: usize) -> Result<ValueId, GraphError> {
+    let &[n, heads, t, d] = &b.ty(x).shape[..] else { return Ok(x) };
+    let x = b.reshape(x, [n, heads, 1, t, d])?;
+    let x = b.expand(x, [n, heads, times, t, d])?;
+    b.reshape(x, [n, heads * times, t, d])
+}
+
+/// `c tanh(x / c)`, where there is a bound `c`.
+fn soft_cap(b: &mut Builder, x: ValueId, cap: Option<f64>) -> Result<ValueId, GraphError> {
+    let Some(cap) = cap else { return Ok(x) };
+    let x = b.div_scalar(x, cap)?;
+    let x = b.unary(Unary::Tanh, x)?;
+    b.mul_scalar(x, cap)
+}
