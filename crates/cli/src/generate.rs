@@ -64,7 +64,7 @@ pub(crate) fn generate(args: &GenerateArgs, json: bool) -> Result<(), Failure> {
 pub(crate) fn export(args: &ExportArgs, json: bool) -> Result<(), Failure> {
     let model = SavedModel::open(&args.checkpoint)?;
     let format = args.format.unwrap_or(match &model.network.family {
-        Family::Gpt2(_) => ExportFormat::Hf,
+        Family::Gpt2(_) | Family::Decoder(_) => ExportFormat::Hf,
         Family::Resnet(_) => ExportFormat::Torchvision,
         Family::Imported { .. } => ExportFormat::Pt2Weights,
     });

@@ -1,4 +1,4 @@
-//! Reading safetensors files tensor by tensor.
+//! Reading safetensors files tensor by tensor: one file, or the shards of a Hugging Face folder.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -11,15 +11,19 @@ use safetensors::tensor::{Dtype, Metadata};
 
 use crate::DiskError;
 
-/// An open safetensors file. Its header is read and fits its length. Tensors are read on demand.
+/// Open safetensors files. Their headers are read and fit their lengths. Tensors are read on demand.
 #[derive(Debug)]
 pub struct Weights {
+    /// The file, the index or the folder that was opened.
     path: PathBuf,
+    files: Vec<PathBuf>,
     tensors: BTreeMap<String, Entry>,
 }
 
 #[derive(Debug)]
 struct Entry {
+    /// The index of its file.
+    file: usize,
     dtype: Dtype,
     shape: Vec<usize>,
     /// The offset in bytes from the start of the file.
@@ -40,6 +44,16 @@ pub enum WeightsError {
         /// A description of the error.
         message: String,
     },
+    /// Files that are needed are not there.
+    #[error("{}: {message}", path.display())]
+    Absent {
+        /// The folder or the file.
+        path: PathBuf,
+        /// What is not there.
+        message: String,
+        /// Advice to the user.
+        hint: String,
+    },
     /// The weights are those of another model.
     #[error("{}: {message}", path.display())]
     OtherModel {
@@ -57,6 +71,7 @@ impl Advice for WeightsError {
         match self {
             Self::Disk(e) => e.hint(),
             Self::Malformed { .. } => Some("fetch the file again, or name another".into()),
+            Self::Absent { hint, .. } => Some(hint.as_str().into()),
             Self::OtherModel { hint, .. } => Some(hint.as_ref().into()),
         }
     }
@@ -65,43 +80,102 @@ impl Advice for WeightsError {
 /// The limit on the header that the format defines, in bytes.
 const MAX_HEADER: u64 = 100_000_000;
 
+/// The weights of a Hugging Face folder in one file.
+const ONE_FILE: &str = "model.safetensors";
+
+/// The list of the shards of a Hugging Face folder.
+const INDEX: &str = "model.safetensors.index.json";
+
+/// What other formats than safetensors call the weights of a Hugging Face folder.
+const PICKLED: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
+
+/// `model.safetensors.index.json`.
+#[derive(serde::Deserialize)]
+struct Index {
+    /// The file of each tensor.
+    weight_map: BTreeMap<String, String>,
+}
+
 impl Weights {
-    /// Opens a file and reads its header.
+    /// Opens a safetensors file, the index of several, or a Hugging Face folder with one or the other, and reads the
+    /// headers.
     ///
     /// # Errors
     ///
-    /// The file cannot be read, is cut short, or is not a safetensors file.
+    /// A file is not there, cannot be read, is cut short, or is not a safetensors file.
     pub fn open(path: &Path) -> Result<Self, WeightsError> {
-        let malformed = |message: String| WeightsError::Malformed { path: path.to_owned(), message };
-        let mut file = File::open(path).map_err(DiskError::at(path, "read"))?;
-        let length = file.metadata().map_err(DiskError::at(path, "read"))?.len();
-        let mut size = [0; 8];
-        if length < 8 {
-            return Err(malformed(format!("{length} bytes are too few for a safetensors file")));
+        let within = if path.is_dir() { Self::in_folder(path)? } else { path.to_owned() };
+        let mut weights = Self { path: path.to_owned(), files: Vec::new(), tensors: BTreeMap::new() };
+        match within.extension().is_some_and(|e| e == "json") {
+            true => weights.add_shards(&within)?,
+            false => {
+                weights.tensors = header(&within, 0)?;
+                weights.files.push(within);
+            }
         }
-        file.read_exact(&mut size).map_err(DiskError::at(path, "read"))?;
-        let size = u64::from_le_bytes(size);
-        if size > MAX_HEADER.min(length - 8) {
-            return Err(malformed("this is not a safetensors file, or it is cut short within its header".into()));
-        }
-        let mut header = vec![0; size as usize];
-        file.read_exact(&mut header).map_err(DiskError::at(path, "read"))?;
-        let header: Metadata = serde_json::from_slice(&header)
-            .map_err(|e| malformed(format!("this is not a safetensors file: its header is wrong: {e}")))?;
-        // No file is longer than the largest number.
-        let expected = (8 + size).saturating_add(header.data_len() as u64);
-        if length != expected {
-            let how = if length < expected { "the file is cut short" } else { "the file is too long" };
-            return Err(malformed(format!("{how}: {length} bytes, but its header describes {expected}")));
-        }
-        let tensors = header.tensors().into_iter().map(|(name, info)| {
-            let offset = 8 + size + info.data_offsets.0 as u64;
-            (name, Entry { dtype: info.dtype, shape: info.shape.clone(), offset })
-        });
-        Ok(Self { path: path.to_owned(), tensors: tensors.collect() })
+        Ok(weights)
     }
 
-    /// The file.
+    /// The file or the index of a folder.
+    fn in_folder(folder: &Path) -> Result<PathBuf, WeightsError> {
+        if let Some(there) = [ONE_FILE, INDEX].map(|name| folder.join(name)).into_iter().find(|path| path.is_file()) {
+            return Ok(there);
+        }
+        let hint = match PICKLED.iter().any(|name| folder.join(name).is_file()) {
+            true => format!(
+                "the weights there are pickled, and reading them could run a program: convert them with python3 -c \
+                 \"from transformers import AutoModelForCausalLM as M; M.from_pretrained('{0}').save_pretrained('{0}')\"",
+                folder.display()
+            ),
+            false => "fetch the model with its weights in safetensors files".to_owned(),
+        };
+        let message = format!("it holds neither {ONE_FILE} nor {INDEX}");
+        Err(WeightsError::Absent { path: folder.to_owned(), message, hint })
+    }
+
+    fn add_shards(&mut self, index: &Path) -> Result<(), WeightsError> {
+        let malformed = |message: String| WeightsError::Malformed { path: index.to_owned(), message };
+        let text = std::fs::read(index).map_err(DiskError::at(index, "read"))?;
+        let Index { weight_map } = serde_json::from_slice(&text)
+            .map_err(|e| malformed(format!("this is not an index of safetensors files: {e}")))?;
+        let folder = index.parent().unwrap_or(Path::new(""));
+        let mut shards: BTreeMap<&str, BTreeMap<String, Entry>> = BTreeMap::new();
+        for name in weight_map.values() {
+            if shards.contains_key(name.as_str()) {
+                continue;
+            }
+            // The index comes from a stranger.
+            if Path::new(name).file_name() != Some(name.as_ref()) {
+                return Err(malformed(format!("it names {name:?}, which is no file beside it")));
+            }
+            let path = folder.join(name);
+            if !path.is_file() {
+                let message = format!("it is not there, but {} names it", index.display());
+                let hint = format!("fetch {name} into the folder");
+                return Err(WeightsError::Absent { path, message, hint });
+            }
+            shards.insert(name, header(&path, self.files.len())?);
+            self.files.push(path);
+        }
+        for (tensor, name) in &weight_map {
+            let entry = shards.get_mut(name.as_str()).and_then(|shard| shard.remove(tensor));
+            let entry = entry.ok_or_else(|| malformed(format!("`{tensor}` is not in {name}, where it should be")))?;
+            self.tensors.insert(tensor.clone(), entry);
+        }
+        Ok(())
+    }
+
+    /// The files that hold the tensors.
+    pub fn files(&self) -> &[PathBuf] {
+        &self.files
+    }
+
+    /// The index of the file that holds a tensor.
+    pub fn file_of(&self, name: &str) -> Option<usize> {
+        self.tensors.get(name).map(|entry| entry.file)
+    }
+
+    /// The file, the index or the folder that was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -130,14 +204,15 @@ impl Weights {
         let Some(entry) = self.tensors.get(name) else { return Ok(None) };
         let Some(ty) = entry.ty() else { return Ok(None) };
         let mut bytes = vec![0; ty.bytes()];
+        let path = &self.files[entry.file];
         let mut read = || {
-            let mut file = File::open(&self.path)?;
+            let mut file = File::open(path)?;
             file.seek(SeekFrom::Start(entry.offset))?;
             file.read_exact(&mut bytes)
         };
-        read().map_err(DiskError::at(&self.path, "read"))?;
+        read().map_err(DiskError::at(path, "read"))?;
         let malformed = |e: fusionllm_graph::GraphError| WeightsError::Malformed {
-            path: self.path.clone(),
+            path: path.clone(),
             message: format!("`{name}`: {e}"),
         };
         HostTensor::from_bytes(ty, bytes).map(Some).map_err(malformed)
@@ -153,15 +228,47 @@ impl Weights {
             path: self.path.clone(),
             message: format!("`{name}` is not there"),
         })?;
+        let path = &self.files[entry.file];
         let before = bytes.len();
         bytes.resize(before + length, 0);
         let mut read = || {
-            let mut file = File::open(&self.path)?;
+            let mut file = File::open(path)?;
             file.seek(SeekFrom::Start(entry.offset + start as u64))?;
             file.read_exact(&mut bytes[before..])
         };
-        Ok(read().map_err(DiskError::at(&self.path, "read"))?)
+        Ok(read().map_err(DiskError::at(path, "read"))?)
     }
+}
+
+/// Reads the header of a safetensors file, which becomes file number `file`.
+fn header(path: &Path, file: usize) -> Result<BTreeMap<String, Entry>, WeightsError> {
+    let malformed = |message: String| WeightsError::Malformed { path: path.to_owned(), message };
+    let mut reader = File::open(path).map_err(DiskError::at(path, "read"))?;
+    let length = reader.metadata().map_err(DiskError::at(path, "read"))?.len();
+    let mut size = [0; 8];
+    if length < 8 {
+        return Err(malformed(format!("{length} bytes are too few for a safetensors file")));
+    }
+    reader.read_exact(&mut size).map_err(DiskError::at(path, "read"))?;
+    let size = u64::from_le_bytes(size);
+    if size > MAX_HEADER.min(length - 8) {
+        return Err(malformed("this is not a safetensors file, or it is cut short within its header".into()));
+    }
+    let mut header = vec![0; size as usize];
+    reader.read_exact(&mut header).map_err(DiskError::at(path, "read"))?;
+    let header: Metadata = serde_json::from_slice(&header)
+        .map_err(|e| malformed(format!("this is not a safetensors file: its header is wrong: {e}")))?;
+    // No file is longer than the largest number.
+    let expected = (8 + size).saturating_add(header.data_len() as u64);
+    if length != expected {
+        let how = if length < expected { "the file is cut short" } else { "the file is too long" };
+        return Err(malformed(format!("{how}: {length} bytes, but its header describes {expected}")));
+    }
+    let tensors = header.tensors().into_iter().map(|(name, info)| {
+        let offset = 8 + size + info.data_offsets.0 as u64;
+        (name, Entry { file, dtype: info.dtype, shape: info.shape.clone(), offset })
+    });
+    Ok(tensors.collect())
 }
 
 impl Entry {
@@ -263,6 +370,59 @@ mod tests {
         caused by: No such file or directory (os error 2)
         hint: check the path
         ");
+    }
+
+    #[test]
+    fn shards_are_one_set_of_weights() {
+        let dir = tempfile::tempdir().unwrap();
+        let number = |x: f32| x.to_le_bytes();
+        for (name, tensor, x) in [("m-1.safetensors", "a", 1.0), ("m-2.safetensors", "b", 2.0)] {
+            let bytes = number(x);
+            let views = [(tensor, TensorView::new(Dtype::F32, vec![1], &bytes).unwrap())];
+            safetensors::serialize_to_file(views, None, &dir.path().join(name)).unwrap();
+        }
+        let index = |map: &str| fs::write(dir.path().join(INDEX), format!("{{\"weight_map\": {map}}}")).unwrap();
+        let hide = |e: WeightsError| e.report().replace(&dir.path().display().to_string(), "DIR");
+        let refused = |map: &str| {
+            index(map);
+            hide(Weights::open(dir.path()).unwrap_err())
+        };
+        index(r#"{"a": "m-1.safetensors", "b": "m-2.safetensors"}"#);
+        for path in [dir.path().to_owned(), dir.path().join(INDEX)] {
+            let weights = Weights::open(&path).unwrap();
+            assert_eq!(weights.names().collect::<Vec<_>>(), ["a", "b"]);
+            assert_eq!(weights.read("b").unwrap().unwrap().to_f64(), [2.0]);
+            let mut bytes = Vec::new();
+            weights.append("b", 0, 4, &mut bytes).unwrap();
+            assert_eq!(bytes, number(2.0));
+            assert_eq!([weights.file_of("a"), weights.file_of("b"), weights.file_of("c")], [Some(0), Some(1), None]);
+        }
+        assert_snapshot!(refused(r#"{"a": "m-3.safetensors"}"#), @r"
+        DIR/m-3.safetensors: it is not there, but DIR/model.safetensors.index.json names it
+        hint: fetch m-3.safetensors into the folder
+        ");
+        assert_snapshot!(refused(r#"{"a": "../m-1.safetensors"}"#), @r#"
+        DIR/model.safetensors.index.json: it names "../m-1.safetensors", which is no file beside it
+        hint: fetch the file again, or name another
+        "#);
+        assert_snapshot!(refused(r#"{"b": "m-1.safetensors"}"#), @r"
+        DIR/model.safetensors.index.json: `b` is not in m-1.safetensors, where it should be
+        hint: fetch the file again, or name another
+        ");
+        assert_snapshot!(refused("[]"), @r"
+        DIR/model.safetensors.index.json: this is not an index of safetensors files: invalid type: sequence, expected a map at line 1 column 15
+        hint: fetch the file again, or name another
+        ");
+        fs::remove_file(dir.path().join(INDEX)).unwrap();
+        assert_snapshot!(hide(Weights::open(dir.path()).unwrap_err()), @r"
+        DIR: it holds neither model.safetensors nor model.safetensors.index.json
+        hint: fetch the model with its weights in safetensors files
+        ");
+        fs::write(dir.path().join("pytorch_model.bin"), "").unwrap();
+        assert_snapshot!(hide(Weights::open(dir.path()).unwrap_err()), @r#"
+        DIR: it holds neither model.safetensors nor model.safetensors.index.json
+        hint: the weights there are pickled, and reading them could run a program: convert them with python3 -c "from transformers import AutoModelForCausalLM as M; M.from_pretrained('DIR').save_pretrained('DIR')"
+        "#);
     }
 
     proptest::proptest! {

@@ -148,7 +148,8 @@ impl<'a> Keys<'a> {
         self.read(key, &format!("a list of {length} numbers above 0"), numbers)
     }
 
-    /// Reports the first key that was not asked for, that is none of `harmless`, and that says anything.
+    /// Reports the first key that was not asked for, that is none of `harmless`, and that says anything. Names of
+    /// settings do not begin with an underscore.
     pub(super) fn finish(&self, harmless: &[&str]) -> Result<(), ConfigError> {
         let asked = self.asked.borrow();
         let says_nothing = |value: &Value| match value {
@@ -158,7 +159,8 @@ impl<'a> Keys<'a> {
             _ => false,
         };
         let unknown = self.values.into_iter().flatten().find(|(key, value)| {
-            !asked.contains(key.as_str()) && !harmless.contains(&key.as_str()) && !says_nothing(value)
+            let known = asked.contains(key.as_str()) || harmless.contains(&key.as_str()) || key.starts_with('_');
+            !known && !says_nothing(value)
         });
         let Some((key, value)) = unknown else { return Ok(()) };
         let name = self.name(key);

@@ -197,7 +197,7 @@ const GEMMA3: Family = Family {
         ..LLAMA.rotary
     },
     soft_caps: Some([None, None]),
-    harmless: &["hidden_act", "cache_implementation", "_sliding_window_pattern"],
+    harmless: &["hidden_act", "cache_implementation"],
     ..GEMMA2
 };
 
@@ -298,10 +298,7 @@ pub const MODEL_TYPES: [&str; FAMILIES.len()] = {
 
 /// Keys of any `config.json` that do not change what a model computes: where it comes from, how it is stored, which
 /// tokens are special, and how text is generated.
-pub(super) const HARMLESS: [&str; 27] = [
-    "_attn_implementation",
-    "_attn_implementation_autoset",
-    "_name_or_path",
+pub(super) const HARMLESS: [&str; 24] = [
     "architectures",
     "bos_token_id",
     "chunk_size_feed_forward",

@@ -82,15 +82,16 @@ impl Generator {
     ///
     /// # Errors
     ///
-    /// The model is no GPT-2, its tokenizer is unknown, or its checkpoint is damaged.
+    /// The model writes no text, its tokenizer is unknown, or its checkpoint is damaged.
     pub fn new(model: SavedModel, backend: Arc<dyn Backend>, tokenizer: Option<Tokenizer>) -> Result<Self, NodeError> {
         let fail = |message: &str, hint: &str| {
             Err(NodeError::input_with_hint(format!("{}: {message}", model.path().display()), hint))
         };
-        let config = match &model.network.family {
-            Family::Gpt2(config) => config,
+        let size = match &model.network.family {
+            Family::Gpt2(config) => config.vocab_size,
+            Family::Decoder(decoder) => decoder.vocab_size,
             Family::Resnet(_) => {
-                return fail("this model classifies images and writes no text", "give a checkpoint of a GPT-2");
+                return fail("this model classifies images and writes no text", "give a checkpoint of a language model");
             }
             Family::Imported { .. } => {
                 return fail(
@@ -100,13 +101,12 @@ impl Generator {
             }
         };
         let Some(tokenizer) = tokenizer.or(model.network.tokenizer) else {
-            let size = config.vocab_size;
             return fail(
                 &format!("a vocabulary of {size} tokens is neither GPT-2's nor that of bytes"),
                 "name the tokenizer: --tokenizer bytes or --tokenizer gpt2",
             );
         };
-        let known = 0..config.vocab_size.min(tokenizer.vocabulary()) as u32;
+        let known = 0..size.min(tokenizer.vocabulary()) as u32;
         let bytes = known.map(|token| tokenizer.bytes(token).unwrap_or_default()).collect();
         let mut generator = Self { backend, tokenizer, bytes, held: BTreeMap::new(), graphs: BTreeMap::new(), model };
         generator.load()?;

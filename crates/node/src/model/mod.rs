@@ -174,8 +174,9 @@ fn forward_of(job: &Job, samples: usize) -> Result<(Graph, BTreeMap<String, Host
                 None => Ok((imported.graph, imported.kept)),
             };
         }
-        (Family::Gpt2(_), Data::Text(text)) => text.context,
+        (Family::Gpt2(_) | Family::Decoder(_), Data::Text(text)) => text.context,
         (Family::Gpt2(config), _) => config.n_positions,
+        (Family::Decoder(decoder), _) => decoder.longest(),
         (Family::Resnet(_), _) => IMAGE_SIZE,
     };
     Ok((forward(&job.model.family, samples, context)?, BTreeMap::new()))
@@ -208,6 +209,7 @@ pub(crate) fn open_imported(
 pub fn forward(family: &Family, samples: usize, context: usize) -> Result<Graph, NodeError> {
     match family {
         Family::Gpt2(config) => Ok(config.build(samples, context, DType::F32)?),
+        Family::Decoder(decoder) => Ok(decoder.build(samples, context, DType::F32)?),
         Family::Resnet(config) => Ok(config.build(samples, context, DType::F32)?),
         Family::Imported { file, loss } => {
             Ok(open_imported(file, None, loss.as_deref(), samples)?.into_imported().graph)

@@ -38,16 +38,9 @@ impl SavedModel {
                 "give a run directory such as runs/0001, a checkpoint in it, or a directory from Hugging Face",
             ));
         }
-        let weights = path.join("model.safetensors");
         let published = path.join("config.json").is_file() && !path.join("manifest.json").exists();
         let tensors = if published {
-            if !weights.is_file() {
-                return Err(NodeError::input_with_hint(
-                    format!("{}: is missing", weights.display()),
-                    "fetch the model with its weights in one safetensors file",
-                ));
-            }
-            Tensors::Published(Weights::open(&weights)?)
+            Tensors::Published(Weights::open(path)?)
         } else {
             Tensors::Checkpoint(Box::new(Checkpoint::find(path)?))
         };

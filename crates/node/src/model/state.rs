@@ -23,6 +23,7 @@ pub(crate) fn names(family: &Family, name: &str) -> Vec<String> {
         Family::Gpt2(config) if config.tie_word_embeddings && name == EMBEDDING_AND_HEAD[0] => {
             EMBEDDING_AND_HEAD.map(str::to_owned).to_vec()
         }
+        Family::Decoder(decoder) => decoder.checkpoint_names(name),
         _ => vec![name.to_owned()],
     }
 }

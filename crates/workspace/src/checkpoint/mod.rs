@@ -344,7 +344,7 @@ impl Checkpoint {
                     damaged(format!("{} is missing", part.file_name()))
                 }
                 WeightsError::Disk(e) => e.into(),
-                WeightsError::OtherModel { message, .. } => damaged(message),
+                WeightsError::Absent { message, .. } | WeightsError::OtherModel { message, .. } => damaged(message),
             })?;
             let stored: Vec<&str> = weights.tensor_types().map(|(name, _)| name).collect();
             if manifest.digests(part).keys().ne(stored) {

@@ -4,6 +4,9 @@ use std::path::{Path, PathBuf};
 
 use super::reader::{JobError, Section};
 
+/// The settings of a model in a Hugging Face folder.
+pub(super) const CONFIG: &str = "config.json";
+
 /// The directory at which relative paths start.
 pub(super) struct Files {
     directory: PathBuf,
@@ -31,6 +34,30 @@ impl Files {
             return Err(section.error(key, message, format!("write {key} = {file:?}, the path of a file")));
         }
         Err(self.missing(section, key, written))
+    }
+
+    /// The existing file or folder that a setting names.
+    pub(super) fn file_or_folder(&self, section: &Section<'_>, key: &'static str) -> Result<Option<PathBuf>, JobError> {
+        match section.path(key)?.map(|written| self.directory.join(written)) {
+            Some(path) if path.is_dir() => Ok(Some(path)),
+            _ => self.one(section, key),
+        }
+    }
+
+    /// The Hugging Face folder that a setting names.
+    pub(super) fn folder(&self, section: &Section<'_>, key: &'static str) -> Result<Option<PathBuf>, JobError> {
+        let Some(written) = section.path(key)? else { return Ok(None) };
+        let path = self.directory.join(written);
+        if path.join(CONFIG).is_file() {
+            return Ok(Some(path));
+        }
+        let problem = match (path.is_dir(), path.exists()) {
+            (true, _) => format!("the folder \"{written}\" holds no {CONFIG}"),
+            (_, true) => format!("\"{written}\" is no folder"),
+            _ => format!("there is no folder \"{written}\" in {}", self.directory.display()),
+        };
+        let hint = "name a folder as Hugging Face publishes models, with config.json and safetensors files";
+        Err(section.error(key, format!("`{}`: {problem}", section.full_name(key)), hint))
     }
 
     /// The files that a setting's paths and patterns match, each file once. They are sorted within each pattern.

@@ -147,17 +147,17 @@ impl Job {
     fn check(&self, at: &Sections<'_>) -> Result<(), JobError> {
         self.check_groups(at)?;
         match (&self.model.family, &self.data) {
-            (Family::Gpt2(_), Data::Text(_)) | (Family::Resnet(_), Data::Cifar10(_)) => Ok(()),
+            (Family::Gpt2(_) | Family::Decoder(_), Data::Text(_)) | (Family::Resnet(_), Data::Cifar10(_)) => Ok(()),
             // The inputs of an imported model are known once it is read.
             (Family::Imported { .. }, _) => Ok(()),
-            (Family::Gpt2(_) | Family::Resnet(_), Data::Tensors(_)) => Err(at.data.error(
+            (Family::Gpt2(_) | Family::Decoder(_) | Family::Resnet(_), Data::Tensors(_)) => Err(at.data.error(
                 "kind",
                 "`data.kind`: tensors are for models from elsewhere, which say what they take",
                 "write file = \"model.pt2\" in [model], or another kind of data",
             )),
-            (Family::Gpt2(_), Data::Cifar10(_)) => Err(at.data.error(
+            (Family::Gpt2(_) | Family::Decoder(_), Data::Cifar10(_)) => Err(at.data.error(
                 "kind",
-                "`data.kind`: a gpt2 learns from text, not from images",
+                "`data.kind`: a language model learns from text, not from images",
                 "write kind = \"text\" in [data], or family = \"resnet\" in [model]",
             )),
             (Family::Resnet(_), Data::Text(_)) => Err(at.data.error(

@@ -3,11 +3,13 @@
 use std::path::PathBuf;
 
 use fusionllm_data::{CIFAR10_CLASSES, Data};
-use fusionllm_models::{AttentionImplementation, Gpt2Config, ResNetConfig, ResNetStem};
-use serde::Serialize;
+use fusionllm_models::decoder::{ConfigError, MODEL_TYPES};
+use fusionllm_models::{AttentionImplementation, Decoder, Gpt2Config, ResNetConfig, ResNetStem};
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
 
-use super::files::Files;
-use super::reader::{self, JobError, Node, Section};
+use super::files::{CONFIG, Files};
+use super::reader::{self, JobError, Json, NULL, Node, Section};
 use super::{divisors, nearest_divisor};
 
 /// The network, and the weights that it starts from.
@@ -16,8 +18,8 @@ pub struct ModelConfig {
     /// The network.
     #[serde(flatten)]
     pub family: Family,
-    /// A safetensors file of weights to start from, with Hugging Face's (GPT-2) or torchvision's (ResNet) names.
-    /// Without it, `train.seed` decides the first parameters.
+    /// The weights to start from, with Hugging Face's or torchvision's (ResNet) names: a safetensors file, the index of
+    /// several, or a folder with one or the other. Without them, `train.seed` decides the first parameters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weights: Option<PathBuf>,
 }
@@ -38,7 +40,35 @@ pub enum Family {
         #[serde(skip_serializing_if = "Option::is_none")]
         loss: Option<String>,
     },
+    /// Another causal language model, as its `config.json` describes it.
+    #[serde(untagged, serialize_with = "write_decoder")]
+    Decoder(Box<Decoder>),
 }
+
+/// Writes the keys of a decoder's `config.json`, with its family.
+fn write_decoder<S: Serializer>(decoder: &Decoder, serializer: S) -> Result<S::Ok, S::Error> {
+    /// TOML has no null.
+    fn with_words(value: &serde_json::Value) -> serde_json::Value {
+        match value {
+            serde_json::Value::Null => NULL.into(),
+            serde_json::Value::Array(values) => values.iter().map(with_words).collect(),
+            serde_json::Value::Object(values) => values.iter().map(|(key, v)| (key.clone(), with_words(v))).collect(),
+            other => other.clone(),
+        }
+    }
+    let mut map = serializer.serialize_map(None)?;
+    map.serialize_entry("family", decoder.model_type)?;
+    for (key, value) in decoder.config.iter().filter(|(key, _)| *key != MODEL_TYPE) {
+        map.serialize_entry(key, &with_words(value))?;
+    }
+    map.end()
+}
+
+/// The key of the family in a `config.json`.
+const MODEL_TYPE: &str = "model_type";
+
+/// The keys of `[model]` that no `config.json` has.
+const OWN_KEYS: [&str; 4] = ["family", "path", "config", "weights"];
 
 /// The names of `activation_function`.
 const ACTIVATIONS: [&str; 4] = ["gelu_new", "gelu", "relu", "silu"];
@@ -49,35 +79,45 @@ pub(super) enum FamilyName {
     Gpt2,
     Resnet,
     Imported,
+    Decoder,
 }
 
 impl FamilyName {
     /// Reads `family` of `[model]`, if it is there.
     pub(super) fn read(section: &Section<'_>) -> Result<Option<Self>, JobError> {
-        section.choice("family", &[("gpt2", Self::Gpt2), ("resnet", Self::Resnet), ("imported", Self::Imported)])
+        let own = [("gpt2", Self::Gpt2), ("resnet", Self::Resnet), ("imported", Self::Imported)];
+        let decoders = MODEL_TYPES.map(|name| (name, Self::Decoder));
+        section.choice("family", &[&own[..], &decoders].concat())
     }
 }
 
 impl ModelConfig {
     pub(super) fn read(section: &Section<'_>, files: &Files, data: &Data) -> Result<Self, JobError> {
         let family = Self::read_family(section, files, data)?;
-        Ok(Self { family, weights: files.one(section, "weights")? })
+        let weights = files.file_or_folder(section, "weights")?.or(files.folder(section, "path")?);
+        Ok(Self { family, weights })
     }
 
     /// The network alone. Its weights may be missing.
     pub(super) fn read_family(section: &Section<'_>, files: &Files, data: &Data) -> Result<Family, JobError> {
-        let default = match data {
+        let folder = files.folder(section, "path")?.map(|folder| folder.join(CONFIG));
+        let published = files.one(section, "config")?.or(folder).map(|path| reader::parse_json(&path)).transpose()?;
+        let default = match (data, &published) {
             _ if section.has("file") => FamilyName::Imported,
-            Data::Cifar10(_) => FamilyName::Resnet,
+            (_, Some(Json { values, .. })) if values.get(MODEL_TYPE).is_none_or(|name| name == "gpt2") => {
+                FamilyName::Gpt2
+            }
+            (_, Some(_)) => FamilyName::Decoder,
+            (Data::Cifar10(_), None) => FamilyName::Resnet,
             _ => FamilyName::Gpt2,
         };
         let name = FamilyName::read(section)?.unwrap_or(default);
         section.path("weights")?;
         Ok(match name {
             FamilyName::Gpt2 => {
-                let published = files.one(section, "config")?.map(|path| reader::parse_json(&path)).transpose()?;
-                Family::Gpt2(read_gpt2(section, data, published.as_ref(), true)?)
+                Family::Gpt2(read_gpt2(section, data, published.as_ref().map(|json| &json.node), true)?)
             }
+            FamilyName::Decoder => Family::Decoder(Box::new(read_decoder(section, data, published.as_ref())?)),
             FamilyName::Resnet => Family::Resnet(read_resnet(section)?),
             FamilyName::Imported => {
                 let file = files.one(section, "file")?;
@@ -93,6 +133,58 @@ impl ModelConfig {
                 Family::Imported { file, loss }
             }
         })
+    }
+}
+
+/// Keys of the job file replace those of `config.json`. Vocabulary and positions follow the data where neither has them.
+fn read_decoder(section: &Section<'_>, data: &Data, published: Option<&Json>) -> Result<Decoder, JobError> {
+    let (context, vocabulary) = sizes(data);
+    let mut config = published.map(|json| json.values.clone()).unwrap_or_default();
+    config.extend(section.written_besides(&OWN_KEYS));
+    if let Some(family) = section.text("family")? {
+        let theirs = published.and_then(|json| json.values.get(MODEL_TYPE)).and_then(serde_json::Value::as_str);
+        if let Some(theirs) = theirs.filter(|theirs| *theirs != family) {
+            let message = format!("`model.family` is \"{family}\", but the config.json describes a {theirs}");
+            return Err(section.error("family", message, "leave family out: config.json has it"));
+        }
+        config.insert(MODEL_TYPE.to_owned(), family.into());
+    }
+    for (key, size) in [(VOCABULARY, vocabulary), (POSITIONS, context)] {
+        config.entry(key).or_insert(size.into());
+    }
+    let theirs = published.map(|json| Section::top(&json.node));
+    let at = |key: &str| theirs.as_ref().filter(|_| !section.has(key)).unwrap_or(section);
+    let decoder = Decoder::from_config(&config).map_err(|e| at_key(at(&e.key), &e))?;
+    let too_small = |key: &str, size: usize, reason: String| {
+        at(key).error(key, format!("`{key}` = {size} is too small: {reason}"), "raise it, or lower the other")
+    };
+    if decoder.vocab_size < vocabulary {
+        let reason = format!("the tokenizer has {vocabulary} tokens");
+        return Err(too_small(VOCABULARY, decoder.vocab_size, reason));
+    }
+    if decoder.longest() < context {
+        return Err(too_small(POSITIONS, decoder.longest(), format!("data.context is {context} tokens")));
+    }
+    Ok(decoder)
+}
+
+/// The key of the size of the vocabulary in a `config.json`.
+const VOCABULARY: &str = "vocab_size";
+
+/// The key of the number of positions in a `config.json`.
+const POSITIONS: &str = "max_position_embeddings";
+
+/// The error about a key of a `config.json`, at its place.
+pub(super) fn at_key(section: &Section<'_>, e: &ConfigError) -> JobError {
+    section.error(&e.key, &e.message, &e.hint)
+}
+
+/// The tokens of a sample and of the vocabulary.
+fn sizes(data: &Data) -> (usize, usize) {
+    match data {
+        Data::Text(text) => (text.context, text.tokenizer.vocabulary()),
+        // The caller refuses this combination later.
+        Data::Cifar10(_) | Data::Tensors(_) => (1, 1),
     }
 }
 
@@ -116,11 +208,7 @@ pub(super) fn read_gpt2(
     };
     let positive = |key| section.number(key, "above 0", |x| x > 0.0);
 
-    let (context, vocabulary) = match data {
-        Data::Text(text) => (text.context, text.tokenizer.vocabulary()),
-        // The caller refuses this combination later.
-        Data::Cifar10(_) | Data::Tensors(_) => (1, 1),
-    };
+    let (context, vocabulary) = sizes(data);
     let at_least = |key, size: usize, reason: &str| {
         let read = section.size(key, if must_fit { size as u64 } else { 1 });
         read.map_err(|e| because(e, &format!("{reason} {size} tokens")))

@@ -4,9 +4,11 @@ use std::path::Path;
 
 use fusionllm_data::{Data, IMAGE_SIZE, Text, Tokenizer, Validation};
 
+use fusionllm_models::Decoder;
+
 use super::data;
 use super::files::Files;
-use super::model::{Family, FamilyName, ModelConfig, read_gpt2};
+use super::model::{self, Family, FamilyName, ModelConfig, read_gpt2};
 use super::reader::{self, JobError, Section};
 use super::sections::Train;
 
@@ -87,6 +89,17 @@ impl Network {
     /// The file cannot be read, or it describes no GPT-2 that this program computes.
     pub fn published(path: &Path) -> Result<Self, JobError> {
         let published = reader::parse_json(path)?;
+        if published.values.get("model_type").is_some_and(|name| name != "gpt2") {
+            let decoder = Decoder::from_config(&published.values)
+                .map_err(|e| model::at_key(&Section::top(&published.node), &e))?;
+            let tokenizer = None;
+            return Ok(Self {
+                context: decoder.longest(),
+                family: Family::Decoder(Box::new(decoder)),
+                tokenizer,
+                micro_batch: 1,
+            });
+        }
         let empty = reader::parse(&path.display().to_string(), "")?;
         let text = Text {
             files: Vec::new(),
@@ -96,7 +109,7 @@ impl Network {
             validation: Validation::Fraction(0.0),
             shuffle: true,
         };
-        let gpt2 = read_gpt2(&Section::top(&empty), &Data::Text(text), Some(&published), false)?;
+        let gpt2 = read_gpt2(&Section::top(&empty), &Data::Text(text), Some(&published.node), false)?;
         let tokenizer = match gpt2.vocab_size {
             // Vocabularies are often padded to a multiple of 64 or 128.
             50_257..=50_432 => Some(Tokenizer::Gpt2),

@@ -329,11 +329,13 @@ impl Store {
         model: &Model,
     ) -> Result<(), NodeError> {
         let mut extra = Vec::new();
-        if let (Family::Gpt2(config), Data::Text(text)) = (&job.model.family, &job.data) {
-            // With this file, `transformers` loads the checkpoint directory.
-            let config = config_json(config, Some(text.tokenizer));
-            extra.push(("config.json", format!("{config:#}").into_bytes()));
-        }
+        let config = match (&job.model.family, &job.data) {
+            (Family::Gpt2(config), Data::Text(text)) => Some(config_json(config, Some(text.tokenizer))),
+            (Family::Decoder(decoder), _) => Some(decoder.config.clone().into()),
+            _ => None,
+        };
+        // With this file, `transformers` loads the checkpoint directory.
+        extra.extend(config.map(|config| ("config.json", format!("{config:#}").into_bytes())));
         let job_file = job.to_toml()?;
         extra.push(("job.toml", job_file.into_bytes()));
         let state = State {

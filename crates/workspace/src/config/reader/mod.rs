@@ -15,7 +15,7 @@ use std::fmt;
 use fusionllm_graph::Advice;
 pub(super) use text::{decode, read_text};
 use tree::{Item, Location};
-pub(super) use tree::{Node, parse, parse_json};
+pub(super) use tree::{Json, NULL, Node, parse, parse_json};
 
 /// An error in a settings file, with its place and a hint.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -90,6 +90,12 @@ impl<'a> Section<'a> {
             behind: other.table(),
             asked: self.asked.clone(),
         }
+    }
+
+    /// What is written here, as JSON, without some keys.
+    pub(super) fn written_besides(&self, keys: &[&str]) -> serde_json::Map<String, serde_json::Value> {
+        let items = self.items.into_iter().flatten().filter(|(key, _)| !keys.contains(&key.as_str()));
+        items.map(|(key, node)| (key.clone(), node.to_json())).collect()
     }
 
     fn node(&self, key: &'static str) -> Option<&'a Node> {

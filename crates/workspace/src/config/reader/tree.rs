@@ -91,6 +91,9 @@ fn percent(text: &str) -> Option<f64> {
     format!("{number}e-2").parse().ok().filter(|x: &f64| x.is_finite())
 }
 
+/// What stands for a null of JSON.
+pub(in crate::config) const NULL: &str = "none";
+
 /// Parses TOML. Messages call it `file`.
 pub(in crate::config) fn parse(file: &str, text: &str) -> Result<Node, JobError> {
     let source = Source { file: file.into(), text };
@@ -197,15 +200,22 @@ fn scalar_item(value: &DeValue<'_>) -> Item {
     }
 }
 
-/// Reads a JSON file of settings. A null counts as not written.
-pub(in crate::config) fn parse_json(path: &Path) -> Result<Node, JobError> {
+/// A JSON file of settings: its values, and the same as a tree in which a null counts as not written.
+pub(in crate::config) struct Json {
+    pub(in crate::config) values: serde_json::Map<String, serde_json::Value>,
+    pub(in crate::config) node: Node,
+}
+
+/// Reads a JSON file of settings.
+pub(in crate::config) fn parse_json(path: &Path) -> Result<Json, JobError> {
     let name = path.display().to_string();
     let hint = "give a config.json as Hugging Face publishes them";
     let text = read_text(path, "the file", hint)?;
     let values: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&text)
         .map_err(|e| JobError::new(format!("{name}:{}:{}", e.line(), e.column()), e.to_string(), hint))?;
     let location = Location::File { file: name.as_str().into(), at: None };
-    Ok(json_node(&serde_json::Value::Object(values), &location))
+    let node = json_node(&serde_json::Value::Object(values.clone()), &location);
+    Ok(Json { values, node })
 }
 
 fn json_node(value: &serde_json::Value, location: &Location) -> Node {
@@ -232,6 +242,20 @@ impl Node {
         match &self.item {
             Item::Table(items) => Some(items),
             _ => None,
+        }
+    }
+
+    /// The value as JSON. TOML has no null, which the text "none" stands for.
+    pub(in crate::config) fn to_json(&self) -> serde_json::Value {
+        match &self.item {
+            Item::Table(items) => items.iter().map(|(key, node)| (key.clone(), node.to_json())).collect(),
+            Item::List(nodes) => nodes.iter().map(Self::to_json).collect(),
+            Item::Text(text) if text == NULL => serde_json::Value::Null,
+            Item::Text(text) => text.as_str().into(),
+            Item::Integer(i) => (*i).into(),
+            Item::Number(x) => (*x).into(),
+            Item::Flag(b) => (*b).into(),
+            Item::Date => serde_json::Value::Null,
         }
     }
 

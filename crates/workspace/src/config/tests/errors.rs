@@ -105,11 +105,11 @@ fn errors_in_names() {
     ");
     assert_snapshot!(error("[model]\nfamily = \"gtp2\""), @r#"
     job.toml:2:10: `model.family` cannot be "gtp2"
-    hint: did you mean "gpt2"? it is one of "gpt2", "resnet", "imported"
+    hint: did you mean "gpt2"? it is one of "gpt2", "resnet", "imported", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "olmo2", "smollm3", "gpt_neox"
     "#);
     assert_snapshot!(error("[model]\nn_layers = 2"), @r"
     job.toml:2:1: unknown setting `n_layers` in [model]
-    hint: did you mean `n_layer`? [model] takes family, weights, config, n_embd, n_layer, n_head, n_inner, vocab_size, n_positions, resid_pdrop, embd_pdrop, attn_pdrop, layer_norm_epsilon, activation_function, tie_word_embeddings, initializer_range, _attn_implementation
+    hint: did you mean `n_layer`? [model] takes family, path, config, weights, n_embd, n_layer, n_head, n_inner, vocab_size, n_positions, resid_pdrop, embd_pdrop, attn_pdrop, layer_norm_epsilon, activation_function, tie_word_embeddings, initializer_range, _attn_implementation
     ");
     assert_snapshot!(error("[data]\ntokenizer = \"bpe\""), @r#"
     job.toml:2:13: `data.tokenizer` cannot be "bpe"
@@ -286,7 +286,7 @@ fn errors_about_files() {
     hint: paths start at this file's directory
     "#);
     assert_snapshot!(error("model = { family = \"gpt2\" }\ndata = { kind = \"cifar10\", train = \"train.bin\" }"), @r#"
-    job.toml:2:17: `data.kind`: a gpt2 learns from text, not from images
+    job.toml:2:17: `data.kind`: a language model learns from text, not from images
     hint: write kind = "text" in [data], or family = "resnet" in [model]
     "#);
     assert_snapshot!(error("model = { family = \"resnet\", num_classes = 9 }\ndata = { train = \"train.bin\" }"), @r"

@@ -1,4 +1,5 @@
 mod errors;
+mod folders;
 
 use std::fs;
 use std::path::Path;
@@ -211,10 +212,10 @@ fn a_published_configuration_is_read() {
     DIR/config.json: `model.n_embd` takes a whole number, not the text "wide"
     hint: it must be a whole number of at least 1
     "#);
-    assert_snapshot!(error("{\"model_type\": \"llama\"}"), @r#"
-    DIR/config.json: `model_type` is not "gpt2"
-    hint: use the configuration of a plain GPT-2
-    "#);
+    assert_snapshot!(error("{\"model_type\": \"llama\"}"), @r"
+    DIR/config.json: `hidden_size` is missing
+    hint: fetch the whole config.json of the model
+    ");
     assert_snapshot!(error("{\"n_inner\": 0}"), @r"
     DIR/config.json: `model.n_inner` is 0
     hint: it must be at least 1
