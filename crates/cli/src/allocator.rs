@@ -1,6 +1,6 @@
 //! The allocator, and its handling of freed memory.
 
-use fusionllm_node::memory::Counting;
+use fusionllm_workbench::machine::memory::Counting;
 
 // Measured on a GPT-2 block: 0.7 of PyTorch's time with it, 0.94 with glibc's allocator.
 #[global_allocator]

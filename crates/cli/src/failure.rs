@@ -5,6 +5,7 @@ use std::fmt::{self, Display};
 use fusionllm_graph::Advice;
 use fusionllm_node::NodeError;
 use fusionllm_plan::PlanError;
+use fusionllm_workbench::WorkbenchError;
 use fusionllm_workspace::checkpoint::CheckpointError;
 use fusionllm_workspace::config::JobError;
 use fusionllm_workspace::run_dir::RunDirError;
@@ -85,6 +86,12 @@ fn causes(error: &dyn Error) -> Vec<String> {
     causes
 }
 
+impl Report {
+    fn of(e: &dyn Advice) -> Self {
+        Self { message: e.to_string(), causes: causes(e), hint: e.hint().map(Cow::into_owned) }
+    }
+}
+
 impl Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "error: {}", self.message)?;
@@ -95,24 +102,34 @@ impl Display for Report {
 
 impl From<NodeError> for Failure {
     fn from(e: NodeError) -> Self {
-        let report = Report { message: e.to_string(), causes: causes(&e), hint: e.hint().map(Cow::into_owned) };
+        let report = Report::of(&e);
         match e {
+            NodeError::Workbench(e) => e.into(),
             // These errors come before a run begins, and are about the user's input.
-            NodeError::Input { .. }
-            | NodeError::Job(_)
-            | NodeError::Data(_)
-            | NodeError::Weights(_)
-            | NodeError::Ticket(_)
-            | NodeError::Import(_)
-            | NodeError::Graph(_)
-            | NodeError::Plan(_)
-            | NodeError::Bind(_)
-            | NodeError::Relay(_) => Self::Input(report),
-            NodeError::RunDir(RunDirError::Disk(_))
-            | NodeError::Checkpoint(CheckpointError::Disk(_) | CheckpointError::Unexpected { .. }) => {
+            NodeError::Ticket(_) | NodeError::Bind(_) | NodeError::Relay(_) => Self::Input(report),
+            NodeError::RunDir(RunDirError::Disk(_)) => Self::Running(report),
+            NodeError::RunDir(_) => Self::Input(report),
+            _ => Self::Running(report),
+        }
+    }
+}
+
+impl From<WorkbenchError> for Failure {
+    fn from(e: WorkbenchError) -> Self {
+        let report = Report::of(&e);
+        match e {
+            // These errors are about the user's input.
+            WorkbenchError::Input { .. }
+            | WorkbenchError::Job(_)
+            | WorkbenchError::Data(_)
+            | WorkbenchError::Weights(_)
+            | WorkbenchError::Import(_)
+            | WorkbenchError::Graph(_)
+            | WorkbenchError::Plan(_) => Self::Input(report),
+            WorkbenchError::Checkpoint(CheckpointError::Disk(_) | CheckpointError::Unexpected { .. }) => {
                 Self::Running(report)
             }
-            NodeError::RunDir(_) | NodeError::Checkpoint(_) => Self::Input(report),
+            WorkbenchError::Checkpoint(_) => Self::Input(report),
             _ => Self::Running(report),
         }
     }
@@ -120,12 +137,12 @@ impl From<NodeError> for Failure {
 
 impl From<JobError> for Failure {
     fn from(e: JobError) -> Self {
-        NodeError::from(e).into()
+        WorkbenchError::from(e).into()
     }
 }
 
 impl From<PlanError> for Failure {
     fn from(e: PlanError) -> Self {
-        NodeError::from(e).into()
+        WorkbenchError::from(e).into()
     }
 }

@@ -4,8 +4,8 @@ use std::io::IsTerminal;
 use std::time::Instant;
 
 use fusionllm_graph::units::counted;
-use fusionllm_node::generate::{Generator, Sampling};
-use fusionllm_node::{SavedModel, export};
+use fusionllm_workbench::model::generate::{Generator, Sampling};
+use fusionllm_workbench::model::{SavedModel, export};
 use fusionllm_workspace::config::Family;
 use serde_json::json;
 

@@ -7,9 +7,9 @@ use std::path::Path;
 use fusionllm_graph::units::counted;
 use fusionllm_graph::{Graph, GraphError, Node, Phase, TensorType, ValueId, ValueKind, autodiff};
 use fusionllm_import::ImportOptions;
-use fusionllm_node::NodeError;
-use fusionllm_node::imported::ImportedModel;
-use fusionllm_node::model::forward;
+use fusionllm_workbench::WorkbenchError;
+use fusionllm_workbench::model::forward;
+use fusionllm_workbench::model::imported::ImportedModel;
 use fusionllm_workspace::config::Network;
 use serde::Serialize;
 
@@ -49,7 +49,7 @@ fn open(path: &Path) -> Result<Graph, Failure> {
     }
     let network = Network::at(path)?;
     forward(&network.family, network.micro_batch, network.context).map_err(|e| match e {
-        NodeError::Graph(e) => refused(path, &e),
+        WorkbenchError::Graph(e) => refused(path, &e),
         e => e.into(),
     })
 }

@@ -1,8 +1,8 @@
 //! `graph import` and `graph check`: models from PyTorch.
 
 use fusionllm_import::ImportOptions;
-use fusionllm_node::check::{Deviations, check as compare};
-use fusionllm_node::imported::ImportedModel;
+use fusionllm_workbench::model::check::{Deviations, check as compare};
+use fusionllm_workbench::model::imported::ImportedModel;
 use serde::Serialize;
 
 use crate::args::{CheckArgs, ImportArgs};

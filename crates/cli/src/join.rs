@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Once;
 
 use fusionllm_backend::{Backend, worker_name};
+use fusionllm_graph::Advice;
 use fusionllm_graph::units::{counted, seconds};
 use fusionllm_node::{JoinEvent, JoinObserver, JoinOptions, NodeError, PartEnd, Participation, Ticket};
 use fusionllm_plan::Device;

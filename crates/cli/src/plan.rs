@@ -4,12 +4,12 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Instant;
 
-use fusionllm_node::model::models;
-use fusionllm_node::planning::{Planned, plan_for};
 use fusionllm_plan::{
     Change, Line, Origin, PeerId, PlanDetail, PlanError, Program, SavedPlan, SimulateOptions, Simulation, WhatIf,
     picture, simulate, what_if,
 };
+use fusionllm_workbench::model::models;
+use fusionllm_workbench::planning::{Planned, plan_for};
 use fusionllm_workspace::config::Testbed;
 
 use crate::args::{PlanArgs, SimulateArgs};

@@ -2,9 +2,10 @@
 
 use std::process::{Command, Stdio};
 
-use fusionllm_node::model::models;
-use fusionllm_node::profile::{measure, to_toml};
+use fusionllm_node::measure_traffic;
 use fusionllm_plan::Device;
+use fusionllm_workbench::model::models;
+use fusionllm_workbench::profile::{measure, to_toml};
 
 use crate::args::{BackendArgs, ProfileArgs};
 use crate::backend::open_backend;
@@ -35,7 +36,9 @@ pub(crate) fn profile(args: &ProfileArgs, json: bool) -> Result<(), Failure> {
     if std::env::var_os(HERE).is_some() {
         let on_progress = |name: &str| complain(format_args!("    {name}"));
         let backend = chosen.open()?;
-        return print_json(&measure(&backend, args.slowdown, batch, &models, on_progress).map_err(Failure::running)?);
+        let mut device = measure(&backend, args.slowdown, batch, &models, on_progress).map_err(Failure::running)?;
+        measure_traffic(&mut device, backend.as_ref());
+        return print_json(&device);
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads: Vec<usize> = match args.threads {

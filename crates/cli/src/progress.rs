@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use fusionllm_data::{Data, Dataset, Tokenizer};
-use fusionllm_graph::Graph;
+use fusionllm_graph::{Advice, Graph};
 use fusionllm_node::{Event, Observer};
 use fusionllm_plan::Plan;
 use fusionllm_workspace::config::Job;

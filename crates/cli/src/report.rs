@@ -4,8 +4,8 @@ use std::io::IsTerminal;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use fusionllm_node::SavedModel;
-use fusionllm_node::generate::{Generator, Sampling};
+use fusionllm_workbench::model::SavedModel;
+use fusionllm_workbench::model::generate::{Generator, Sampling};
 use fusionllm_workspace::run_dir::Summary;
 
 use crate::again::Again;

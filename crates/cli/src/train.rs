@@ -7,6 +7,7 @@ use fusionllm_backend as backend;
 use fusionllm_graph::units::counted;
 use fusionllm_node::{BrokerOptions, Entry, LocalPeer, NodeError, Peers, Resume, conduct};
 use fusionllm_plan::{Cluster, Plan};
+use fusionllm_workbench::WorkbenchError;
 use fusionllm_workspace::config::{Job, Known, Testbed};
 use fusionllm_workspace::run_dir::{RunDir, read_summary};
 use serde::Serialize;
@@ -159,7 +160,7 @@ fn reserve(resume: Option<&Resume>) -> Result<(), Failure> {
 /// The failure, with the command that goes on from an older checkpoint if the newest one is damaged.
 fn with_older(error: NodeError, again: &Again) -> Failure {
     let older = match &error {
-        NodeError::Checkpoint(e) => e.older(),
+        NodeError::Workbench(WorkbenchError::Checkpoint(e)) => e.older(),
         _ => None,
     };
     let failure = Failure::from(error);

@@ -266,8 +266,8 @@ fn compressed_losses_over_processes_are_those_over_threads() {
     use fusionllm_data::Dataset;
     use fusionllm_exec::local::{LocalRun, Training};
     use fusionllm_graph::{HostTensor, TensorType, ValueKind};
-    use fusionllm_node::model::Model;
     use fusionllm_plan::{compile, equal_compute};
+    use fusionllm_workbench::model::Model;
     use fusionllm_workspace::config::Job;
 
     let (steps, peers) = (4, 3);

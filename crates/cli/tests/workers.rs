@@ -16,8 +16,8 @@ use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{CounterRng, DType, Graph, HostTensor, Precision, ValueKind, autodiff};
 use fusionllm_import::ImportOptions;
 use fusionllm_models::{Gpt2Config, ResNetConfig, ResNetStem};
-use fusionllm_node::imported::ImportedModel;
 use fusionllm_plan::{LearningRate, Optimizer, Schedule, compile, equal_compute};
+use fusionllm_workbench::model::imported::ImportedModel;
 use requirements::Missing;
 
 #[path = "../../backend/tests/support/backends.rs"]

@@ -70,4 +70,15 @@ pub trait Advice: std::error::Error {
         }
         text + &self.hint().map(|hint| format!("\nhint: {hint}")).unwrap_or_default()
     }
+
+    /// The message and all causes on one line, for logs and for other machines.
+    fn one_line(&self) -> String {
+        let mut line = self.to_string();
+        let mut cause = self.source();
+        while let Some(e) = cause {
+            line += &format!(": {e}");
+            cause = e.source();
+        }
+        line
+    }
 }

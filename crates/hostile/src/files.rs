@@ -7,10 +7,10 @@ use fusionllm_data::weights::Weights;
 use fusionllm_data::{Cifar10, Data, Dataset};
 use fusionllm_graph::{Graph, StateTensor, TensorType, autodiff};
 use fusionllm_import::ImportOptions;
-use fusionllm_node::imported::ImportedModel;
 use fusionllm_node::{RelayUrl, decoders};
 use fusionllm_plan::SavedPlan;
 use fusionllm_transport::Ticket;
+use fusionllm_workbench::model::imported::ImportedModel;
 use fusionllm_workspace::checkpoint::{Checkpoint, Part};
 use fusionllm_workspace::config::{Job, Testbed, load_profile};
 

@@ -8,7 +8,7 @@ It writes NAME.pt2 for each loss whose test, `batches::NAME`, contains one of th
 tokens or numbers to the loss. NAME.safetensors has random batches of eight samples: `input.I.NAME`, `loss.I` and
 `grad.I.PARAMETER` of batch I. In each batch, a part of the labels is masked, and some samples have no label at all.
 `losses.json` lists the names, and how much of each follows from micro-batches. The last ones are stock
-language models, with the losses of a training. The test `crates/node/tests/pytorch`
+language models, with the losses of a training. The test `crates/workbench/tests/pytorch`
 compares them with what our micro-batches add up to.
 """
 

@@ -7,7 +7,7 @@
 It writes NAME.pt2 and NAME.safetensors for each case whose name contains one of the texts: the archive, and its inputs,
 loss, gradients and buffers after one pass. A case with state that is not trained gets a second archive, NAME.other.pt2,
 with another state, and NAME.weights.safetensors, the state to load into it. `cases.json` lists the cases: what is
-expected of each, and the message where PyTorch refuses it. The test `crates/node/tests/pytorch` compares them with
+expected of each, and the message where PyTorch refuses it. The test `crates/workbench/tests/pytorch` compares them with
 ours.
 """
 

@@ -1,20 +1,16 @@
 use std::borrow::Cow;
-use std::error::Error;
 use std::io;
-use std::path::PathBuf;
 
 use fusionllm_backend::BackendError;
+use fusionllm_data::weights::WeightsError;
+use fusionllm_data::{DataError, DiskError};
 use fusionllm_exec::ExecError;
 use fusionllm_graph::{Advice, GraphError};
-use fusionllm_import::ImportError;
 use fusionllm_plan::PlanError;
 use fusionllm_transport::{
     BindError, ConnectError, DisconnectReason, NoRelay, ReceiveError, SendError, TicketError, relay::RelayError,
 };
-
-use fusionllm_data::DataError;
-use fusionllm_data::DiskError;
-use fusionllm_data::weights::WeightsError;
+use fusionllm_workbench::WorkbenchError;
 use fusionllm_workspace::checkpoint::CheckpointError;
 use fusionllm_workspace::config::JobError;
 use fusionllm_workspace::run_dir::RunDirError;
@@ -22,26 +18,9 @@ use fusionllm_workspace::run_dir::RunDirError;
 /// The reason why a run, or a peer's part in it, ended.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
-    /// The user's input cannot be used.
-    #[error("{message}")]
-    Input {
-        /// A description of the error, and its place.
-        message: String,
-        /// Advice to the user.
-        hint: Option<String>,
-    },
-    /// A job, testbed or profile file is wrong.
+    /// The job, the model or another file of the user cannot be used, or this machine cannot compute with it.
     #[error(transparent)]
-    Job(#[from] JobError),
-    /// The data cannot be used.
-    #[error(transparent)]
-    Data(#[from] DataError),
-    /// A file of weights cannot be used.
-    #[error(transparent)]
-    Weights(WeightsError),
-    /// A `.pt2` archive cannot be used.
-    #[error(transparent)]
-    Import(ImportError),
+    Workbench(#[from] WorkbenchError),
     /// The text is not a ticket.
     #[error(transparent)]
     Ticket(#[from] TicketError),
@@ -103,21 +82,9 @@ pub enum NodeError {
         /// The results that are safe, and how to go on.
         hint: String,
     },
-    /// A trained model computes no numbers.
-    #[error("{}: the model's logits are not numbers; its training may have diverged", path.display())]
-    Diverged {
-        /// The checkpoint.
-        path: PathBuf,
-    },
-    /// A file cannot be read or written.
-    #[error(transparent)]
-    File(#[from] DiskError),
     /// A directory cannot be the run's.
     #[error(transparent)]
     RunDir(#[from] RunDirError),
-    /// A checkpoint cannot be read or written.
-    #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
     /// An endpoint could not be opened.
     #[error(transparent)]
     Bind(#[from] BindError),
@@ -127,64 +94,37 @@ pub enum NodeError {
     /// A relay could not be started.
     #[error(transparent)]
     Relay(#[from] RelayError),
-    /// A graph or tensor is invalid.
-    #[error(transparent)]
-    Graph(#[from] GraphError),
-    /// A plan or program is invalid.
-    #[error(transparent)]
-    Plan(#[from] PlanError),
-    /// A kernel failed.
-    #[error(transparent)]
-    Backend(#[from] BackendError),
-    /// A program could not be carried out.
-    #[error(transparent)]
-    Exec(#[from] ExecError),
 }
 
 impl NodeError {
     pub(crate) fn input(message: impl Into<String>) -> Self {
-        Self::Input { message: message.into(), hint: None }
+        WorkbenchError::input(message).into()
     }
 
     pub(crate) fn input_with_hint(message: impl Into<String>, hint: impl Into<String>) -> Self {
-        Self::Input { message: message.into(), hint: Some(hint.into()) }
+        WorkbenchError::input_with_hint(message, hint).into()
     }
 
     /// Adds which results of a run are safe, unless the error has a hint of its own.
     pub(crate) fn unfinished(self, hint: String) -> Self {
         match self {
-            Self::Run(_) | Self::Stopped(_) | Self::Suspended(_) | Self::State(_) | Self::Network(_) => {
-                Self::Unfinished { error: Box::new(self), hint }
-            }
+            Self::Run(_)
+            | Self::Stopped(_)
+            | Self::Suspended(_)
+            | Self::State(_)
+            | Self::Workbench(WorkbenchError::State(_))
+            | Self::Network(_) => Self::Unfinished { error: Box::new(self), hint },
             other => other,
         }
-    }
-
-    /// The message and all causes on one line, for logs and for other machines.
-    pub fn one_line(&self) -> String {
-        let mut line = self.to_string();
-        let mut cause = self.source();
-        while let Some(e) = cause {
-            line += &format!(": {e}");
-            cause = e.source();
-        }
-        line
     }
 }
 
 impl Advice for NodeError {
     fn hint(&self) -> Option<Cow<'_, str>> {
         let hint = match self {
-            Self::Input { hint, .. } => hint.as_deref()?,
             Self::Unfinished { hint, .. } | Self::NothingApplied { hint, .. } => hint,
-            Self::Job(e) => return e.hint(),
-            Self::Import(e) => return e.hint(),
+            Self::Workbench(e) => return e.hint(),
             Self::RunDir(e) => return e.hint(),
-            Self::Data(e) => return e.hint(),
-            Self::Weights(e) => return e.hint(),
-            Self::File(e) => return e.hint(),
-            Self::Checkpoint(e) => return e.hint(),
-            Self::Plan(e) => return e.hint(),
             Self::Ticket(e) => e.hint(),
             Self::BrokerUnreachable(ConnectError::NobodyListens(_)) => {
                 "the run has ended, or its broker does not run at present; its owner knows, and goes on with it by --resume"
@@ -198,34 +138,34 @@ impl Advice for NodeError {
             Self::Emulation(_) => {
                 "each pair of connected peers takes two sockets; `ulimit -n` says how many files may be open"
             }
-            Self::Diverged { .. } => "use an earlier checkpoint",
             _ => return None,
         };
         Some(hint.into())
     }
 }
 
-impl From<WeightsError> for NodeError {
-    fn from(e: WeightsError) -> Self {
-        match e {
-            WeightsError::Disk(e) => Self::File(e),
-            e => Self::Weights(e),
-        }
-    }
+/// What goes wrong on this machine alone is the workbench's error.
+macro_rules! of_the_workbench {
+    ($($error:ty),* $(,)?) => {
+        $(impl From<$error> for NodeError {
+            fn from(e: $error) -> Self {
+                Self::Workbench(e.into())
+            }
+        })*
+    };
 }
 
-impl From<ImportError> for NodeError {
-    fn from(e: ImportError) -> Self {
-        match e {
-            // The tensors of a model may come from a file of weights.
-            ImportError::State(e) => match e.downcast::<WeightsError>() {
-                Ok(e) => (*e).into(),
-                Err(e) => Self::Import(ImportError::State(e)),
-            },
-            e => Self::Import(e),
-        }
-    }
-}
+of_the_workbench!(
+    BackendError,
+    CheckpointError,
+    DataError,
+    DiskError,
+    ExecError,
+    GraphError,
+    JobError,
+    PlanError,
+    WeightsError,
+);
 
 impl From<SendError> for NodeError {
     fn from(e: SendError) -> Self {

@@ -3,7 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Write;
 
-use fusionllm_node::memory::{Counting, live_bytes, take_peak};
+use fusionllm_workbench::machine::memory::{Counting, live_bytes, take_peak};
 
 /// The most bytes that a decoder gets, whatever its input. With more, the machine would suffer before the test failed.
 const MOST: usize = 1 << 30;

@@ -4,9 +4,9 @@ use std::sync::mpsc;
 
 use fusionllm_plan::{Plan, SavedPlan};
 use fusionllm_protocol::{CodecChange, CodecUpdate, Regulator, StepRecord};
+use fusionllm_workbench::planning::Planned;
 
 use crate::NodeError;
-use crate::planning::Planned;
 
 /// The regulator's decision after a step.
 pub(super) struct NewCodecs {

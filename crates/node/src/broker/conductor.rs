@@ -4,7 +4,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use fusionllm_data::Dataset;
-use fusionllm_graph::Precision;
+use fusionllm_graph::{Advice, Precision};
 use fusionllm_plan::{Address, Cluster};
 use fusionllm_protocol::{
     Action, Arrival, BatchId, EvalRecord, Farewell, FromPeer, Hello, Member, MemberId, Run, StepRecord, TensorHeader,

@@ -3,14 +3,14 @@
 use fusionllm_graph::units::counted;
 use fusionllm_plan::{Plan, Program, Scheduler};
 use fusionllm_protocol::ExpectedPeers;
+use fusionllm_workbench::model::Model;
+use fusionllm_workbench::planning::{Planned, place, plan_blind, plan_for};
+use fusionllm_workbench::profile::samples;
 use fusionllm_workspace::config::{Job, Known};
 
 use super::options::Peers;
 use super::planner::Planner;
 use crate::NodeError;
-use crate::model::Model;
-use crate::planning::{Planned, place, plan_blind, plan_for};
-use crate::profile::samples;
 
 /// The way in which a run gets its plan.
 pub(super) enum Course {

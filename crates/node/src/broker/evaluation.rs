@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use fusionllm_data::Dataset;
 use fusionllm_graph::HostTensor;
 use fusionllm_graph::batch::Weights;
+use fusionllm_workbench::model::Model;
 use fusionllm_workspace::config::Job;
 
 use super::feeds::{Feeds, MicroBatches};
 use crate::NodeError;
-use crate::model::Model;
 
 /// The held-out samples of an evaluation, cut into micro-batches of one size.
 ///

@@ -10,10 +10,11 @@ use fusionllm_graph::batch::Weights;
 use fusionllm_graph::ops::View;
 use fusionllm_graph::{DType, Graph, HostTensor, Op, TensorType};
 use fusionllm_import::TARGETS_KEY;
+use fusionllm_workbench::WorkbenchError;
+use fusionllm_workbench::model::Model;
+use fusionllm_workbench::model::imported::evaluate;
 
 use crate::NodeError;
-use crate::model::Model;
-use crate::model::imported::evaluate;
 
 /// The assignment of the data's tensors to the inputs of the model.
 pub(super) struct Feeds {
@@ -123,7 +124,7 @@ fn mismatch(
     let fits = |a: &TensorType, b: &TensorType| a.shape == b.shape && a.dtype.is_float() == b.dtype.is_float();
     let first = wanted.iter().find(|(name, ty)| !of(name).is_some_and(|given| fits(given, ty)));
     let hint = first.map(|(name, ty)| how_to_store(name, ty, of(name), micro_batch));
-    NodeError::Input { message, hint }
+    WorkbenchError::Input { message, hint }.into()
 }
 
 /// The advice about an input that the data lack, or have in another shape.

@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use fusionllm_graph::ValueId;
 use fusionllm_plan::{Address, PeerId, PerPass, Plan, Program, Simulation};
 use fusionllm_protocol::MemberId;
+use fusionllm_workbench::model::Model;
 use fusionllm_workspace::config::Job;
 use tokio::task::JoinSet;
 
 use super::codec_updates::CodecAdvisor;
 use super::evaluation::Evaluation;
 use super::records::PeerFacts;
-use crate::model::Model;
 
 /// A membership and its plan. Dropping it stops the tasks that still send.
 pub(super) struct Generation {

@@ -27,9 +27,11 @@ use course::Course;
 use entry::{Incoming, KnownKeys, Visitors, accept, admission, open_endpoint, renewed, write_tickets};
 use feeds::Feeds;
 use fusionllm_data::Dataset;
+use fusionllm_graph::Advice;
 use fusionllm_plan::{PASSES_IN_FLIGHT, Plan};
 use fusionllm_protocol::{EvalSchedule, Roster, Run, RunOptions, RunSettings, TrainingProgress};
 use fusionllm_transport::{Endpoint, EndpointOptions, PeerKey, Relay};
+use fusionllm_workbench::model::models;
 use fusionllm_workspace::config::{Choice, Job, Network, Train};
 use links::{Links, call_back};
 use local::{Children, LocalPeers};
@@ -46,7 +48,6 @@ use tokio::sync::mpsc;
 use crate::NodeError;
 use crate::keys::allowed;
 use crate::machine::interrupts::{self, Interrupts};
-use crate::model::models;
 
 /// Conducts a run from the first joiner to the last step.
 ///
@@ -110,7 +111,7 @@ pub async fn conduct(
             let result = preparation.conduct(&peers, course, &mut store, (events, incoming), observer).await;
             let forgotten = if is_suspended(&result) { Ok(()) } else { store.forget_state() };
             let result = forgotten.and(result).map_err(|e| store.with_safe_step(e));
-            let reason = result.as_ref().err().map(NodeError::one_line).unwrap_or_default();
+            let reason = result.as_ref().err().map(Advice::one_line).unwrap_or_default();
             endpoint.close(&reason).await;
             result
         }

@@ -6,10 +6,10 @@ use fusionllm_data::Dataset;
 use fusionllm_plan::Plan;
 use fusionllm_protocol::{Member, StepRecord};
 use fusionllm_transport::Ticket;
+use fusionllm_workbench::model::Model;
 use fusionllm_workspace::run_dir::{IncidentSummary, Summary};
 
 use crate::NodeError;
-use crate::model::Model;
 
 /// An event of a run.
 #[derive(Debug)]

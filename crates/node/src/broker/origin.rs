@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use fusionllm_data::weights::Weights;
 use fusionllm_graph::{HostTensor, StateTensor, Value, ValueKind};
 use fusionllm_plan::TensorKey;
+use fusionllm_workbench::WorkbenchError;
+use fusionllm_workbench::model::imported::ImportedModel;
+use fusionllm_workbench::model::state::{compare, state};
+use fusionllm_workbench::model::{Model, open_imported};
 use fusionllm_workspace::checkpoint::{Checkpoint, Part};
 use fusionllm_workspace::config::{Family, Job};
 
 use crate::NodeError;
-use crate::model::imported::ImportedModel;
-use crate::model::state::{compare, state};
-use crate::model::{Model, open_imported};
 
 /// The state that a new run starts from. What it lacks comes from the seed.
 pub(super) enum Origin {
@@ -50,7 +51,7 @@ impl Origin {
     }
 
     /// Reads a parameter or buffer; `None` if it comes from the seed.
-    pub(super) fn read(&self, value: &Value) -> Result<Option<HostTensor>, NodeError> {
+    pub(super) fn read(&self, value: &Value) -> Result<Option<HostTensor>, WorkbenchError> {
         match self {
             Self::Seed => Ok(None),
             Self::Weights(weights, state) => match state.get(&value.name) {

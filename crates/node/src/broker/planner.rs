@@ -5,12 +5,13 @@ use std::sync::{Arc, mpsc};
 
 use fusionllm_plan::{Cluster, PeerId, Program, compile_forward};
 use fusionllm_protocol::{ExpectedReports, Formation, MemberId, share_of};
+use fusionllm_workbench::WorkbenchError;
+use fusionllm_workbench::model::Model;
+use fusionllm_workbench::planning::{Planned, place, plan_blind, plan_for};
 use fusionllm_workspace::config::{Choice, Job, Known};
 
 use super::evaluation::HeldOut;
 use crate::NodeError;
-use crate::model::Model;
-use crate::planning::{Planned, place, plan_blind, plan_for};
 
 /// The cost of a new generation besides moving tensors: connecting, compiling and the first step, in seconds.
 const REGROUP_S: f64 = 5.0;
@@ -106,7 +107,7 @@ impl Planner {
         Ok(Proposal { planned, eval, formation })
     }
 
-    fn plan(&mut self, names: &[&str], measured: Option<Cluster>) -> Result<Planned, NodeError> {
+    fn plan(&mut self, names: &[&str], measured: Option<Cluster>) -> Result<Planned, WorkbenchError> {
         let covers = |p: &Planned| match p.named {
             true => p.plan.peers.iter().all(|name| names.contains(&name.as_str())),
             false => p.plan.peers.len() <= names.len(),
@@ -132,7 +133,7 @@ impl Planner {
             Some(cluster) => plan_for(&self.job, self.models.clone(), &cluster),
             None => {
                 let model = self.models.first().cloned();
-                let model = model.ok_or_else(|| NodeError::State("there is no model to plan for".into()))?;
+                let model = model.ok_or_else(|| WorkbenchError::State("there is no model to plan for".into()))?;
                 plan_blind(&self.job, model, names.len())?.prepared()
             }
         }

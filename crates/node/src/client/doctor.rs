@@ -11,13 +11,14 @@ use fusionllm_graph::Advice;
 use fusionllm_plan::{Link, Rates};
 use fusionllm_protocol::{FromPeer, ToPeer, VERSION};
 use fusionllm_transport::{ConnectError, Endpoint, EndpointOptions, Lanes, Relay, Ticket};
+use fusionllm_workbench::profile::measure_briefly;
 use serde::Serialize;
 
+use crate::NodeError;
 use crate::machine::disk;
 use crate::net::probe::{Probed, SETTLING, probe_on};
 use crate::net::reach::reach;
 use crate::net::{self, printable};
-use crate::{NodeError, profile};
 
 /// The time in which the relay has to answer.
 const RELAY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -300,7 +301,7 @@ fn try_backends() -> (Vec<BackendFindings>, Vec<Problem>) {
             opened => opened,
         };
         let tried = opened.map_err(NodeError::from).and_then(|opened| {
-            let (device, _) = profile::measure_briefly(&opened, 1.0, None, &[])?;
+            let (device, _) = measure_briefly(&opened, 1.0, None, &[])?;
             Ok((opened.device().name, device.rates))
         });
         if let Err(e) = &tried {

@@ -3,6 +3,7 @@
 pub(crate) mod dial;
 pub(crate) mod probe;
 pub(crate) mod reach;
+pub(crate) mod traffic;
 
 use std::collections::BTreeSet;
 

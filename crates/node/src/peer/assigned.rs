@@ -8,10 +8,10 @@ use fusionllm_graph::units::bytes;
 use fusionllm_plan::{Medium, TensorKey};
 use fusionllm_protocol::{Assignment, Contact, MemberId, Role, Source, decode};
 use fusionllm_transport::PeerAddr;
+use fusionllm_workbench::machine::memory as machine_memory;
 use tokio::sync::mpsc;
 
 use super::compute::Loading;
-use crate::machine::memory as machine_memory;
 use crate::net::neighbours;
 
 /// The most tensors that wait until the computing thread has loaded those before them.

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fusionllm_graph::HostTensor;
+use fusionllm_graph::{Advice, HostTensor};
 use fusionllm_plan::PeerId;
 use fusionllm_protocol::{
     Assignment, BulkHeader, FromPeer, Hello, MAX_ASSIGNMENT_BYTES, ToPeer, VERSION, decode, encode,
 };
 use fusionllm_transport::{ConnectError, Connection, DisconnectReason, Lanes, Receiver, Ticket};
+use fusionllm_workbench::machine::memory;
 use tokio::task::JoinSet;
 
 use super::assigned::{Assigned, Stream};
@@ -17,7 +18,7 @@ use super::events::{Event, FromBroker};
 use super::observer::JoinEvent;
 use super::shared::Shared;
 use crate::NodeError;
-use crate::machine::{disk, memory};
+use crate::machine::disk;
 use crate::net::reach::reach;
 use crate::net::{self, Outbox};
 

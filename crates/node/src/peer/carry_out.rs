@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use fusionllm_graph::Advice;
 use fusionllm_protocol::FollowerAction;
 
 use super::generation::Generation;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, mpsc};
 
 use fusionllm_exec::{Executor, Snapshot};
-use fusionllm_graph::TensorType;
+use fusionllm_graph::{Advice, TensorType};
 use fusionllm_plan::{Medium, TensorKey};
 use fusionllm_protocol::{Assignment, ComputeCommand};
 

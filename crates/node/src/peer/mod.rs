@@ -37,9 +37,11 @@ use copies::accept;
 use cuts::Vault;
 use events::Event;
 use fusionllm_backend::{Backend, DeviceInfo};
+use fusionllm_graph::Advice;
 use fusionllm_plan::Device;
 use fusionllm_protocol::Follower;
 use fusionllm_transport::{Allowed, Endpoint, EndpointOptions, Secret, SecretKey, Ticket};
+use fusionllm_workbench::machine::compute_threads;
 pub use observer::{JoinEvent, JoinObserver, PartEnd, Participation};
 use progress::Progress;
 use session::Session;
@@ -50,7 +52,6 @@ use tracing::Instrument;
 
 use crate::NodeError;
 use crate::keys::identity;
-use crate::machine::compute_threads;
 use crate::machine::interrupts::{self, Interrupts};
 
 /// The options with which a joiner takes part.
@@ -127,7 +128,7 @@ pub async fn join(options: JoinOptions) -> Result<Participation, NodeError> {
     // A broker that was not reached need not hear of the end, which would take seconds.
     let unheard = matches!(result, Err(NodeError::BrokerUnreachable(_))) && endpoint.stats().connections == 0;
     if !unheard {
-        let reason = result.as_ref().err().map(NodeError::one_line).unwrap_or_default();
+        let reason = result.as_ref().err().map(Advice::one_line).unwrap_or_default();
         endpoint.close(&reason).await;
     }
     result

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::profile::LeftOut;
+use fusionllm_workbench::profile::LeftOut;
 
 /// An event of a joiner.
 #[derive(Debug, Clone, PartialEq)]

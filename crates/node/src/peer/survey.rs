@@ -1,14 +1,18 @@
 //! A joiner's answers while the broker measures its machine. [`fusionllm_protocol::Survey`] is the broker's side.
 
+use fusionllm_graph::Advice;
 use fusionllm_plan::{DISK_RATE, Device, HOST_LINK_RATE, Program};
 use fusionllm_protocol::{FromPeer, MachineProfile, MemberId};
 use fusionllm_transport::PeerAddr;
+use fusionllm_workbench::machine::memory;
+use fusionllm_workbench::profile::measure_briefly;
 
 use super::observer::JoinEvent;
 use super::shared::Shared;
-use crate::machine::{disk, memory};
+use crate::NodeError;
+use crate::machine::disk;
 use crate::net::probe::probe;
-use crate::{NodeError, profile};
+use crate::net::traffic::measure_traffic;
 
 /// Measures this machine, unless there is a profile of it, with these operators of the job's model.
 pub(super) async fn measure(
@@ -25,8 +29,9 @@ pub(super) async fn measure(
         Some(device) => Ok((device, None)),
         None => {
             let disk = disk::rate().unwrap_or(DISK_RATE);
-            let measured = profile::measure_briefly(&backend, slowdown, memory, &programs);
-            measured.map(|(device, left_out)| (Device { disk, host_link, ..device }, left_out))
+            let (mut device, left_out) = measure_briefly(&backend, slowdown, memory, &programs)?;
+            measure_traffic(&mut device, backend.as_ref());
+            Ok::<_, NodeError>((Device { disk, host_link, ..device }, left_out))
         }
     });
     let (device, left_out) = measured.await.map_err(|e| NodeError::State(e.to_string()))??;

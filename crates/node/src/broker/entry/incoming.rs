@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
-use fusionllm_graph::{HostTensor, TensorType};
+use fusionllm_graph::{Advice, HostTensor, TensorType};
 use fusionllm_plan::TensorKey;
 use fusionllm_protocol::{
     BulkHeader, FromPeer, Hello, MAX_HELLO_BYTES, MemberId, PeerHello, Request, VERSION, decode, hello_version,

@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use fusionllm_data::Dataset;
 use fusionllm_protocol::{Atlas, Past, RunState, VERSION, decode, encode};
 use fusionllm_transport::{Secret, SecretKey};
+use fusionllm_workbench::model::Model;
 use fusionllm_workspace::checkpoint::{Checkpoint, CheckpointError};
 use fusionllm_workspace::config::{Job, Train};
 use fusionllm_workspace::run_dir::{IncidentSummary, RunDir, last_record, read_metrics};
@@ -14,7 +15,6 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::NodeError;
-use crate::model::Model;
 
 /// The place where a run goes on: a checkpoint, or the point where its broker was killed.
 #[derive(Debug)]

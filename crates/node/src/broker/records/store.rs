@@ -8,6 +8,8 @@ use fusionllm_data::{Data, Dataset};
 use fusionllm_plan::{Optimizer, Plan};
 use fusionllm_protocol::{Atlas, CodecSpectrum, RunState, StepRecord, TrainingProgress};
 use fusionllm_transport::Ticket;
+use fusionllm_workbench::model::Model;
+use fusionllm_workbench::model::export::config_json;
 use fusionllm_workspace::checkpoint::{Checkpoint, Checkpoints, Part, State};
 use fusionllm_workspace::config::{Family, Job};
 use fusionllm_workspace::run_dir::{IncidentSummary, RunDir, Spectrum, StepMetrics, Summary};
@@ -17,8 +19,6 @@ use super::keeper::{Inbox, Keeper, KeeperEvent, Saved, Seal};
 use super::ledger::{DiskNews, Ledger};
 use super::resume::{Identity, Left, Subject, over, run_of, write_atlas};
 use crate::NodeError;
-use crate::model::Model;
-use crate::model::export::config_json;
 
 /// The run directory, its checkpoints, and the figures of the steps so far.
 pub(crate) struct Store {

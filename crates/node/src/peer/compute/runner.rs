@@ -12,12 +12,12 @@ use fusionllm_protocol::{
     Assignment, CodecError, CodecSpectrum, ComputeCommand, FromPeer, Inbox, MemberId, PassReport, ReceivedBytes,
     SentBytes, TensorHeader,
 };
+use fusionllm_workbench::machine::memory;
 
 use super::codecs::{Codecs, Watch};
 use super::mailbox::Mailbox;
 use super::receive::Throughput;
 use crate::NodeError;
-use crate::machine::memory;
 use crate::net::Outbox;
 use crate::peer::progress::Progress;
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use fusionllm_graph::Advice;
 use fusionllm_protocol::{BulkHeader, PeerHello};
 use fusionllm_transport::{Connection, Lanes};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};

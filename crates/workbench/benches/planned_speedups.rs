@@ -1,7 +1,7 @@
 //! Simulated speed-ups of OP-Fence over both baselines, for ResNet-101, GPT-2 small and GPT-2 XL, without codecs.
 //!
 //! ```console
-//! $ cargo bench -p fusionllm-node --bench planned_speedups [-- TESTBED.toml ...]
+//! $ cargo bench -p fusionllm-workbench --bench planned_speedups [-- TESTBED.toml ...]
 //! ```
 //!
 //! The default testbeds are those in `examples/testbeds`. We wrote them ourselves, so no figure here was measured.

@@ -10,7 +10,7 @@ use fusionllm_graph::{Graph, HostTensor, Op, StateTensor, TensorType, Value, Val
 use fusionllm_import::{Archive, ImportOptions, Imported, State, StateError};
 
 use super::state::notes;
-use crate::NodeError;
+use crate::WorkbenchError;
 
 /// A `.pt2` archive and its graph. Tensors are read when needed.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ impl ImportedModel {
     ///
     /// The archive cannot be read, is damaged, or uses operators that are not supported. Or the weights are of another
     /// model.
-    pub fn open(path: &Path, weights: Option<&Path>, options: ImportOptions) -> Result<Self, NodeError> {
+    pub fn open(path: &Path, weights: Option<&Path>, options: ImportOptions) -> Result<Self, WorkbenchError> {
         let mut archive = Archive::open(path)?;
         let mut differences = Vec::new();
         if let Some(weights) = weights.map(Weights::open).transpose()? {
@@ -71,7 +71,7 @@ impl ImportedModel {
     /// # Errors
     ///
     /// The archive or its weights can no longer be read, or are damaged.
-    pub fn initial(&mut self, value: &Value) -> Result<HostTensor, NodeError> {
+    pub fn initial(&mut self, value: &Value) -> Result<HostTensor, WorkbenchError> {
         match (&value.kind, self.imported.graph.constants.get(&value.name)) {
             (ValueKind::Constant, Some(tensor)) => Ok(tensor.clone()),
             _ => Ok(self.archive.load(&self.imported, &value.name)?),
@@ -84,10 +84,10 @@ impl ImportedModel {
     /// # Errors
     ///
     /// The directory holds a graph, the archive is damaged, or the disk fails.
-    pub fn write(&mut self, directory: &Path) -> Result<(), NodeError> {
+    pub fn write(&mut self, directory: &Path) -> Result<(), WorkbenchError> {
         let file = directory.join("graph.json");
         if file.exists() {
-            return Err(NodeError::input_with_hint(
+            return Err(WorkbenchError::input_with_hint(
                 format!("{}: there is a graph already", file.display()),
                 "choose another directory with -o, or remove that one",
             ));
@@ -131,7 +131,7 @@ fn unread_inputs(graph: &Graph) -> Option<String> {
 }
 
 /// Runs one operator on tensors of the host.
-pub(crate) fn evaluate(
+pub fn evaluate(
     backend: &dyn Backend,
     op: &Op,
     inputs: Vec<HostTensor>,

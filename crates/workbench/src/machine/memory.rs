@@ -32,7 +32,7 @@ fn free() -> Option<u64> {
 
 /// Bytes for the tensors of a run. The system kills a process at its limit, so what it takes beside tensors is left out:
 /// the allocator's gaps, code, and buffers of the network.
-pub(crate) fn for_tensors() -> Option<u64> {
+pub fn for_tensors() -> Option<u64> {
     const LEAST_BESIDE: u64 = 96 << 20;
     let free = free()?;
     let beside = if room()?.limit.is_some() { LEAST_BESIDE.max(free / 6) } else { 0 };
@@ -40,7 +40,7 @@ pub(crate) fn for_tensors() -> Option<u64> {
 }
 
 /// Bytes that this process may come to use in all.
-pub(crate) fn limit() -> Option<u64> {
+pub fn limit() -> Option<u64> {
     Some(free()?.saturating_add(live_bytes()))
 }
 

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fusionllm_backend::Backend;
-use fusionllm_graph::{Node, NodeId};
+use fusionllm_graph::{Advice, Node, NodeId};
 use fusionllm_plan::{Device, Instruction, Program};
 
 use super::{BRIEF, Effort, LeftOut, Samples, cost_of, few_networks, measure_on, sample};
-use crate::NodeError;
+use crate::WorkbenchError;
 
 /// The effort for a job's own step, while the other joiners wait.
 const JOINING: Effort = Effort { warm_up: 1, patience: Duration::from_millis(1500), repeats: 1 };
@@ -24,12 +24,12 @@ const MAX_PASS_S: f64 = 5.0;
 /// # Errors
 ///
 /// The backend fails.
-pub(crate) fn measure_briefly(
+pub fn measure_briefly(
     backend: &Arc<dyn Backend>,
     slowdown: f64,
     memory: Option<u64>,
     own: &[Program],
-) -> Result<(Device, Option<LeftOut>), NodeError> {
+) -> Result<(Device, Option<LeftOut>), WorkbenchError> {
     let mut device = measure_on(backend, (few_networks()?, BRIEF), (&[], 0), slowdown, |_| {})?;
     let mut left_out = LeftOut::new(memory);
     crate::machine::compute_threads(slowdown)?.install(|| {

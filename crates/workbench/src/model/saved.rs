@@ -8,7 +8,7 @@ use fusionllm_workspace::checkpoint::{Checkpoint, Part};
 use fusionllm_workspace::config::Network;
 
 use super::state::names;
-use crate::NodeError;
+use crate::WorkbenchError;
 
 /// A network and its tensors, which are read when needed.
 pub struct SavedModel {
@@ -30,10 +30,10 @@ impl SavedModel {
     /// # Errors
     ///
     /// There is no model, or it is damaged.
-    pub fn open(path: &Path) -> Result<Self, NodeError> {
+    pub fn open(path: &Path) -> Result<Self, WorkbenchError> {
         if !path.is_dir() {
             let problem = if path.exists() { "is no directory" } else { "is not there" };
-            return Err(NodeError::input_with_hint(
+            return Err(WorkbenchError::input_with_hint(
                 format!("{}: this checkpoint {problem}", path.display()),
                 "give a run directory such as runs/0001, a checkpoint in it, or a directory from Hugging Face",
             ));
@@ -78,17 +78,17 @@ impl SavedModel {
     /// # Errors
     ///
     /// It is missing, has another type, or is damaged.
-    pub fn read(&self, name: &str, ty: &TensorType) -> Result<HostTensor, NodeError> {
+    pub fn read(&self, name: &str, ty: &TensorType) -> Result<HostTensor, WorkbenchError> {
         match &self.tensors {
             Tensors::Published(weights) => {
                 let names = names(&self.network.family, name);
                 let tensor = StateTensor { names, ty: ty.clone(), trained: true };
-                weights.state_tensor(&tensor)?.ok_or_else(|| NodeError::State(format!("{name} is not there")))
+                weights.state_tensor(&tensor)?.ok_or_else(|| WorkbenchError::State(format!("{name} is not there")))
             }
             Tensors::Checkpoint(checkpoint) => {
                 let tensor = checkpoint.read(Part::Model, name)?;
                 if tensor.ty() != ty {
-                    return Err(NodeError::input_with_hint(
+                    return Err(WorkbenchError::input_with_hint(
                         format!(
                             "{}: `{name}` is {} in the checkpoint, but {ty} in the model beside it",
                             self.path.display(),

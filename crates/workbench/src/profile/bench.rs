@@ -12,7 +12,7 @@ use fusionllm_graph::{DType, HostTensor, NodeId, Value, ValueId};
 use fusionllm_plan::{Address, Instruction, Optimizer, PeerId, Program, Verdict};
 
 use super::{Effort, MAX_REPEATS, mean, noise};
-use crate::NodeError;
+use crate::WorkbenchError;
 use crate::machine::memory;
 
 /// Runs a Program without peers repeatedly. The tensors that it holds are invented, except for these constants. Returns
@@ -27,7 +27,7 @@ pub(super) fn run(
     constants: &BTreeMap<String, HostTensor>,
     effort: Effort,
     slowdown: f64,
-) -> Result<Vec<(NodeId, Took)>, NodeError> {
+) -> Result<Vec<(NodeId, Took)>, WorkbenchError> {
     program.validate()?;
     // Nothing is drawn and no parameter is updated, so seed and rule have no effect.
     let sgd = Optimizer::Sgd(SgdStep { momentum: 0.0, weight_decay: 0.0, nesterov: false });
@@ -75,7 +75,7 @@ fn time<'a>(
     script: &Script,
     effort: Effort,
     slowdown: f64,
-) -> Result<Bench<'a>, NodeError> {
+) -> Result<Bench<'a>, WorkbenchError> {
     let backend = executor.backend().clone();
     let mut bench = Bench::new(program, backend);
     executor.set_slowdown(1.0);
@@ -199,17 +199,20 @@ impl Communicator for Bench<'_> {
 }
 
 /// Measures computing time. With one thread it counts processor time, which other processes do not lengthen.
-pub(super) struct Stopwatch {
+#[derive(Debug)]
+pub struct Stopwatch {
     started: Instant,
     processor: Option<ProcessTime>,
 }
 
 impl Stopwatch {
-    pub(super) fn start(alone: bool) -> Self {
+    /// Starts now. The process computes with one thread if `alone`.
+    pub fn start(alone: bool) -> Self {
         Self { started: Instant::now(), processor: alone.then(|| ProcessTime::try_now().ok()).flatten() }
     }
 
-    pub(super) fn seconds(&self) -> f64 {
+    /// Seconds since the start.
+    pub fn seconds(&self) -> f64 {
         let processor = self.processor.and_then(|p| p.try_elapsed().ok());
         processor.unwrap_or_else(|| self.started.elapsed()).as_secs_f64()
     }
@@ -231,7 +234,7 @@ pub(super) fn typical(took: &[Took]) -> Took {
 }
 
 /// The content of a constant, or else an invented one: small classes and tokens, and small numbers.
-fn content(value: &Value, constants: &BTreeMap<String, HostTensor>) -> Result<HostTensor, NodeError> {
+fn content(value: &Value, constants: &BTreeMap<String, HostTensor>) -> Result<HostTensor, WorkbenchError> {
     if let Some(tensor) = constants.get(&value.name) {
         return Ok(tensor.clone());
     }

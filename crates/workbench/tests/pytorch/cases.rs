@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use fusionllm_node::check::check;
+use fusionllm_workbench::model::check::check;
 use libtest_mimic::{Arguments, Failed, Trial};
 use serde::Deserialize;
 use tempfile::TempDir;

@@ -5,7 +5,7 @@ pub mod export;
 pub mod generate;
 pub mod imported;
 mod saved;
-pub(crate) mod state;
+pub mod state;
 
 pub use saved::SavedModel;
 
@@ -19,7 +19,7 @@ use fusionllm_import::{ImportError, ImportOptions};
 use fusionllm_workspace::config::{Choice, Family, Job};
 use imported::ImportedModel;
 
-use crate::NodeError;
+use crate::WorkbenchError;
 
 /// The graphs of a model at one micro-batch size.
 #[derive(Debug, Clone)]
@@ -40,7 +40,7 @@ pub struct Model {
 
 impl Model {
     /// Builds the graphs of a job at one micro-batch size.
-    pub fn build(job: &Job, micro_batch: usize) -> Result<Self, NodeError> {
+    pub fn build(job: &Job, micro_batch: usize) -> Result<Self, WorkbenchError> {
         Builds::default().model(job, micro_batch)
     }
 
@@ -76,7 +76,7 @@ impl Model {
     }
 
     /// The outputs that a validation reports. An imported model may have no `correct`.
-    pub(crate) fn reports(&self) -> Vec<&'static str> {
+    pub fn reports(&self) -> Vec<&'static str> {
         let has = |name: &&str| self.eval.outputs.contains_key(*name);
         ["loss", "correct"].into_iter().filter(has).collect()
     }
@@ -90,7 +90,7 @@ struct Builds {
 
 impl Builds {
     /// The job's model at one micro-batch size.
-    fn model(&mut self, job: &Job, micro_batch: usize) -> Result<Model, NodeError> {
+    fn model(&mut self, job: &Job, micro_batch: usize) -> Result<Model, WorkbenchError> {
         let (forward, kept) = forward_of(job, micro_batch)?;
         let loss = loss_of(&forward)?;
         let group = job.data.group();
@@ -115,7 +115,7 @@ impl Builds {
 /// # Errors
 ///
 /// The model supports none of the sizes.
-pub fn models(job: &mut Job) -> Result<Vec<Model>, NodeError> {
+pub fn models(job: &mut Job) -> Result<Vec<Model>, WorkbenchError> {
     let (mut models, mut builds) = (Vec::new(), Builds::default());
     let mut refusal = None;
     let batch = job.train.batch;
@@ -133,7 +133,9 @@ pub fn models(job: &mut Job) -> Result<Vec<Model>, NodeError> {
         }
     }
     match refusal {
-        Some(NodeError::Import(e @ ImportError::BatchSize { exported: exported @ 1.., .. })) if models.is_empty() => {
+        Some(WorkbenchError::Import(e @ ImportError::BatchSize { exported: exported @ 1.., .. }))
+            if models.is_empty() =>
+        {
             fixed(job, &e, exported).map(|model| vec![model])
         }
         Some(e) if models.is_empty() => Err(e),
@@ -143,7 +145,7 @@ pub fn models(job: &mut Job) -> Result<Vec<Model>, NodeError> {
 
 /// The model of an archive that was exported for micro-batches of `exported` samples, if the planner may choose that
 /// size. Otherwise, the error says what the job must have.
-fn fixed(job: &Job, refusal: &ImportError, exported: usize) -> Result<Model, NodeError> {
+fn fixed(job: &Job, refusal: &ImportError, exported: usize) -> Result<Model, WorkbenchError> {
     let batch = job.train.batch;
     let divides = batch.is_multiple_of(exported);
     if divides && job.train.micro_batch.open {
@@ -157,14 +159,14 @@ fn fixed(job: &Job, refusal: &ImportError, exported: usize) -> Result<Model, Nod
             format!("batch = {} and micro_batch = {exported}", nearest.max(exported))
         }
     };
-    Err(NodeError::input_with_hint(
+    Err(WorkbenchError::input_with_hint(
         refusal.to_string(),
         format!("write {keys} in [train], or export the model with a dynamic batch dimension"),
     ))
 }
 
 /// A job's forward graph for `samples` samples at once, in f32, and the state that is not in it.
-fn forward_of(job: &Job, samples: usize) -> Result<(Graph, BTreeMap<String, HostTensor>), NodeError> {
+fn forward_of(job: &Job, samples: usize) -> Result<(Graph, BTreeMap<String, HostTensor>), WorkbenchError> {
     let context = match (&job.model.family, &job.data) {
         (Family::Imported { file, loss }, _) => {
             let weights = job.model.weights.as_deref();
@@ -183,19 +185,19 @@ fn forward_of(job: &Job, samples: usize) -> Result<(Graph, BTreeMap<String, Host
 }
 
 /// The loss of a graph that is to be trained.
-fn loss_of(forward: &Graph) -> Result<ValueId, NodeError> {
+fn loss_of(forward: &Graph) -> Result<ValueId, WorkbenchError> {
     let loss = forward.outputs.get("loss").copied();
-    loss.ok_or_else(|| NodeError::State(format!("{} has no loss", forward.name)))
+    loss.ok_or_else(|| WorkbenchError::State(format!("{} has no loss", forward.name)))
 }
 
 /// The model of an archive for `samples` samples at once, with the state of the file `weights`. `loss` is the output that
 /// is the loss.
-pub(crate) fn open_imported(
+pub fn open_imported(
     file: &Path,
     weights: Option<&Path>,
     loss: Option<&str>,
     samples: usize,
-) -> Result<ImportedModel, NodeError> {
+) -> Result<ImportedModel, WorkbenchError> {
     let (batch_size, loss) = (Some(samples), loss.map(str::to_owned));
     ImportedModel::open(file, weights, ImportOptions { batch_size, loss, ..Default::default() })
 }
@@ -206,7 +208,7 @@ pub(crate) fn open_imported(
 /// # Errors
 ///
 /// The settings describe no network, or `context` exceeds the model's positions.
-pub fn forward(family: &Family, samples: usize, context: usize) -> Result<Graph, NodeError> {
+pub fn forward(family: &Family, samples: usize, context: usize) -> Result<Graph, WorkbenchError> {
     match family {
         Family::Gpt2(config) => Ok(config.build(samples, context, DType::F32)?),
         Family::Decoder(decoder) => Ok(decoder.build(samples, context, DType::F32)?),

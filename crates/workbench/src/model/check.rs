@@ -15,7 +15,7 @@ use fusionllm_plan::{LearningRate, Optimizer, Schedule, TensorKey, compile, equa
 use serde::Serialize;
 
 use super::imported::ImportedModel;
-use crate::NodeError;
+use crate::WorkbenchError;
 
 /// How far a model's loss, gradients and buffers are from those of its reference.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -67,7 +67,7 @@ pub fn check(
     reference: &Path,
     backend: &str,
     peers: usize,
-) -> Result<Deviations, NodeError> {
+) -> Result<Deviations, WorkbenchError> {
     let reference = Reference(Weights::open(reference)?);
     let loss_reference = reference.tensor("loss")?;
     let float_type = if loss_reference.dtype() == DType::F64 { FloatType::Double } else { FloatType::Single };
@@ -115,13 +115,13 @@ fn one_step_run(
     train: &TrainGraph,
     backend: &str,
     peers: usize,
-) -> Result<LocalRun, NodeError> {
+) -> Result<LocalRun, WorkbenchError> {
     let names: Vec<String> = (0..peers.max(1)).map(|p| format!("p{p}")).collect();
     let plan = equal_compute(graph, &names, 1, Schedule::default())?;
     let programs = compile(&plan, graph, train)?;
     let backends = names
         .iter()
-        .map(|_| open(backend).map_err(|e| NodeError::input(e.to_string())))
+        .map(|_| open(backend).map_err(|e| WorkbenchError::input(e.to_string())))
         .collect::<Result<Vec<_>, _>>()?;
     // With plain gradient descent, the momentum after one step is the gradient.
     let training = Training {
@@ -154,13 +154,13 @@ impl Gradient {
 }
 
 impl Reference {
-    fn error(&self, message: impl fmt::Display) -> NodeError {
-        NodeError::input(format!("{}: {message}", self.0.path().display()))
+    fn error(&self, message: impl fmt::Display) -> WorkbenchError {
+        WorkbenchError::input(format!("{}: {message}", self.0.path().display()))
     }
 
-    fn tensor(&self, name: &str) -> Result<HostTensor, NodeError> {
+    fn tensor(&self, name: &str) -> Result<HostTensor, WorkbenchError> {
         self.0.read(name)?.ok_or_else(|| {
-            NodeError::input_with_hint(
+            WorkbenchError::input_with_hint(
                 format!("{}: it holds no tensor `{name}`", self.0.path().display()),
                 "a reference has the tensors input.NAME, loss and grad.PARAMETER",
             )
@@ -169,10 +169,10 @@ impl Reference {
 
     /// The loss of a model. A number that no parameter changes is one if PyTorch has gradients of it, which are 0, as
     /// those of a count are.
-    fn loss(&self, imported: &Imported) -> Result<ValueId, NodeError> {
+    fn loss(&self, imported: &Imported) -> Result<ValueId, WorkbenchError> {
         let Some(error) = imported.without_loss() else {
             let loss = imported.graph.outputs.get("loss").copied();
-            return loss.ok_or_else(|| NodeError::State(format!("{} has no loss", imported.graph.name)));
+            return loss.ok_or_else(|| WorkbenchError::State(format!("{} has no loss", imported.graph.name)));
         };
         let has_gradients = self.0.tensor_types().any(|(name, _)| name.starts_with("grad."));
         let is_number = |ty: &TensorType| ty.dtype.is_float() && ty.numel() == 1;
@@ -193,7 +193,7 @@ impl Reference {
     }
 
     /// The inputs of the graph, as one micro-batch.
-    fn batch(&self, graph: &Graph, loss: ValueId) -> Result<BTreeMap<String, HostTensor>, NodeError> {
+    fn batch(&self, graph: &Graph, loss: ValueId) -> Result<BTreeMap<String, HostTensor>, WorkbenchError> {
         let mut batch = BTreeMap::new();
         for v in graph.inputs() {
             let (name, ty) = (&graph.value(v).name, graph.ty(v));
@@ -215,7 +215,7 @@ impl Reference {
         graph: &Graph,
         train: &TrainGraph,
         tied: &BTreeMap<String, String>,
-    ) -> Result<Vec<Gradient>, NodeError> {
+    ) -> Result<Vec<Gradient>, WorkbenchError> {
         let mut gradients = Vec::new();
         for (key, ty) in self.0.tensor_types() {
             let Some(given) = key.strip_prefix("grad.") else { continue };
@@ -237,7 +237,12 @@ impl Reference {
 
     /// The norm of the difference from a tensor of the reference, and the norm of that one. `own` is zero if it is
     /// missing. Both are read in parts, because a second copy of a large gradient may not fit into the memory.
-    fn distance_and_norm(&self, key: &str, ty: &TensorType, own: Option<&HostTensor>) -> Result<(f64, f64), NodeError> {
+    fn distance_and_norm(
+        &self,
+        key: &str,
+        ty: &TensorType,
+        own: Option<&HostTensor>,
+    ) -> Result<(f64, f64), WorkbenchError> {
         const PART: usize = 1 << 16;
         let (mut distance, mut norm, mut bytes) = (0.0, 0.0, Vec::new());
         for start in (0..ty.numel()).step_by(PART) {
@@ -265,7 +270,7 @@ impl Reference {
         run: &LocalRun,
         graph: &Graph,
         model: &mut ImportedModel,
-    ) -> Result<(String, f64), NodeError> {
+    ) -> Result<(String, f64), WorkbenchError> {
         let mut worst = (String::new(), 0.0);
         for (key, ty) in self.0.tensor_types() {
             let Some(given) = key.strip_prefix("buffer.") else { continue };
@@ -288,7 +293,7 @@ impl Reference {
 }
 
 /// A part of a tensor, as numbers.
-fn numbers(dtype: DType, bytes: &[u8]) -> Result<Vec<f64>, NodeError> {
+fn numbers(dtype: DType, bytes: &[u8]) -> Result<Vec<f64>, WorkbenchError> {
     let ty = TensorType::new(dtype, [bytes.len() / dtype.size()]);
     Ok(HostTensor::from_bytes(ty, bytes.to_vec())?.to_f64())
 }

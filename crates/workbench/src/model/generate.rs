@@ -9,7 +9,7 @@ use fusionllm_graph::ops::IndexSelect;
 use fusionllm_graph::{Builder, CounterRng, DType, Graph, GraphError, HostTensor, Op, ValueId, ValueKind};
 use fusionllm_workspace::config::Family;
 
-use crate::NodeError;
+use crate::WorkbenchError;
 use crate::model::{SavedModel, forward};
 
 /// The rule by which each token is chosen.
@@ -83,15 +83,22 @@ impl Generator {
     /// # Errors
     ///
     /// The model writes no text, its tokenizer is unknown, or its checkpoint is damaged.
-    pub fn new(model: SavedModel, backend: Arc<dyn Backend>, tokenizer: Option<Tokenizer>) -> Result<Self, NodeError> {
+    pub fn new(
+        model: SavedModel,
+        backend: Arc<dyn Backend>,
+        tokenizer: Option<Tokenizer>,
+    ) -> Result<Self, WorkbenchError> {
         let fail = |message: &str, hint: &str| {
-            Err(NodeError::input_with_hint(format!("{}: {message}", model.path().display()), hint))
+            Err(WorkbenchError::input_with_hint(format!("{}: {message}", model.path().display()), hint))
         };
         let size = match &model.network.family {
             Family::Gpt2(config) => config.vocab_size,
             Family::Decoder(decoder) => decoder.vocab_size,
             Family::Resnet(_) => {
-                return fail("this model classifies images and writes no text", "give a checkpoint of a language model");
+                return fail(
+                    "this model classifies images and writes no text",
+                    "give a checkpoint of a language model",
+                );
             }
             Family::Imported { .. } => {
                 return fail(
@@ -114,7 +121,7 @@ impl Generator {
     }
 
     /// Uploads parameters, buffers and constants.
-    fn load(&mut self) -> Result<(), NodeError> {
+    fn load(&mut self) -> Result<(), WorkbenchError> {
         let graph = forward(&self.model.network.family, 1, 1)?.evaluation()?;
         for v in &graph.values {
             let tensor = match v.kind {
@@ -138,14 +145,14 @@ impl Generator {
         sampling: &Sampling,
         tokens: usize,
         mut read: impl FnMut(&str) -> bool,
-    ) -> Result<usize, NodeError> {
+    ) -> Result<usize, WorkbenchError> {
         let mut text = self.tokenizer.encode(prompt);
         if text.is_empty() {
             // The model needs a token to start from.
             text.push(self.tokenizer.start_of_text().unwrap_or(u32::from(b'\n')));
         }
         if let Some(unknown) = text.iter().find(|t| **t as usize >= self.bytes.len()) {
-            return Err(NodeError::input_with_hint(
+            return Err(WorkbenchError::input_with_hint(
                 format!(
                     "the prompt has {:?} in it (token {unknown}), but the model's vocabulary ends at {}",
                     self.tokenizer.decode(&[*unknown]),
@@ -160,7 +167,7 @@ impl Generator {
             self.keep_to_utf8(&letters, &mut logits);
             let token = sampling
                 .choose(&logits, n as u64)
-                .ok_or_else(|| NodeError::Diverged { path: self.model.path().to_owned() })?;
+                .ok_or_else(|| WorkbenchError::Diverged { path: self.model.path().to_owned() })?;
             if Some(token) == self.tokenizer.start_of_text() {
                 return Ok(n);
             }
@@ -182,7 +189,7 @@ impl Generator {
     }
 
     /// The logits of the token after `text`, which is not empty.
-    fn logits(&mut self, text: &[u32]) -> Result<Vec<f32>, NodeError> {
+    fn logits(&mut self, text: &[u32]) -> Result<Vec<f32>, WorkbenchError> {
         let window = self.model.network.context;
         let seen = &text[text.len().saturating_sub(window)..];
         let length = seen.len().next_multiple_of(STRIDE).min(window);

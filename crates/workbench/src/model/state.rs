@@ -6,7 +6,7 @@ use fusionllm_graph::units::counted;
 use fusionllm_graph::{Graph, StateTensor};
 use fusionllm_workspace::config::Family;
 
-use crate::NodeError;
+use crate::WorkbenchError;
 
 /// The token embedding of a GPT-2, and the head, which may be the same tensor.
 const EMBEDDING_AND_HEAD: [&str; 2] = ["transformer.wte.weight", "lm_head.weight"];
@@ -18,7 +18,7 @@ const MASKS: [&str; 2] = [".attn.bias", ".attn.masked_bias"];
 const MAX_NAMES: usize = 3;
 
 /// The names under which files may have a tensor of a family that this program builds.
-pub(crate) fn names(family: &Family, name: &str) -> Vec<String> {
+pub fn names(family: &Family, name: &str) -> Vec<String> {
     match family {
         Family::Gpt2(config) if config.tie_word_embeddings && name == EMBEDDING_AND_HEAD[0] => {
             EMBEDDING_AND_HEAD.map(str::to_owned).to_vec()
@@ -29,7 +29,7 @@ pub(crate) fn names(family: &Family, name: &str) -> Vec<String> {
 }
 
 /// The state of a family's graph, under the names that files have for it.
-pub(crate) fn state<'a>(family: &'a Family, graph: &'a Graph) -> impl Iterator<Item = StateTensor> + 'a {
+pub fn state<'a>(family: &'a Family, graph: &'a Graph) -> impl Iterator<Item = StateTensor> + 'a {
     graph.state().map(|tensor| StateTensor {
         names: tensor.names.iter().flat_map(|name| names(family, name)).collect(),
         ..tensor
@@ -41,7 +41,7 @@ pub(crate) fn state<'a>(family: &'a Family, graph: &'a Graph) -> impl Iterator<I
 /// # Errors
 ///
 /// The file is one of another model, or can no longer be read.
-pub(crate) fn compare(weights: &Weights, family: &Family, graph: &Graph) -> Result<Vec<String>, NodeError> {
+pub fn compare(weights: &Weights, family: &Family, graph: &Graph) -> Result<Vec<String>, WorkbenchError> {
     let state: Vec<StateTensor> = state(family, graph).collect();
     let mut differences = weights.compare(&state)?;
     if matches!(family, Family::Gpt2(_)) {

@@ -14,7 +14,7 @@ use fusionllm_workspace::config::Family;
 use serde_json::{Value, json};
 
 use super::{SavedModel, forward};
-use crate::NodeError;
+use crate::WorkbenchError;
 
 const CONFIG: &str = "config.json";
 const WEIGHTS: &str = "model.safetensors";
@@ -28,10 +28,10 @@ const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// # Errors
 ///
 /// The model is no GPT-2, the directory holds a model, the checkpoint is damaged, or the disk fails.
-pub fn hugging_face(model: &SavedModel, directory: &Path) -> Result<Vec<&'static str>, NodeError> {
+pub fn hugging_face(model: &SavedModel, directory: &Path) -> Result<Vec<&'static str>, WorkbenchError> {
     not_imported(model)?;
     let Family::Gpt2(config) = &model.network.family else {
-        return Err(NodeError::input_with_hint(
+        return Err(WorkbenchError::input_with_hint(
             format!("{}: this is a ResNet, which `transformers` has in another form", model.path().display()),
             "write it under torchvision's names: --format torchvision",
         ));
@@ -45,7 +45,7 @@ pub fn hugging_face(model: &SavedModel, directory: &Path) -> Result<Vec<&'static
         json.push((TOKENIZER_CONFIG, tokenizer::tokenizer_config_json(tokenizer, config.n_positions)));
     }
     for (name, value) in json {
-        let text = serde_json::to_vec_pretty(&value).map_err(|e| NodeError::State(format!("{name}: {e}")))?;
+        let text = serde_json::to_vec_pretty(&value).map_err(|e| WorkbenchError::State(format!("{name}: {e}")))?;
         write_atomic(&directory.join(name), &text)?;
         files.push(name);
     }
@@ -58,10 +58,10 @@ pub fn hugging_face(model: &SavedModel, directory: &Path) -> Result<Vec<&'static
 /// # Errors
 ///
 /// The same as those of [`hugging_face`].
-pub fn torchvision(model: &SavedModel, directory: &Path) -> Result<Vec<&'static str>, NodeError> {
+pub fn torchvision(model: &SavedModel, directory: &Path) -> Result<Vec<&'static str>, WorkbenchError> {
     not_imported(model)?;
     let Family::Resnet(_) = &model.network.family else {
-        return Err(NodeError::input_with_hint(
+        return Err(WorkbenchError::input_with_hint(
             format!("{}: torchvision has no GPT-2", model.path().display()),
             "write it for `transformers`: --format hf",
         ));
@@ -70,9 +70,9 @@ pub fn torchvision(model: &SavedModel, directory: &Path) -> Result<Vec<&'static 
     write_weights(model, directory)
 }
 
-fn not_imported(model: &SavedModel) -> Result<(), NodeError> {
+fn not_imported(model: &SavedModel) -> Result<(), WorkbenchError> {
     match model.network.family {
-        Family::Imported { .. } => Err(NodeError::input_with_hint(
+        Family::Imported { .. } => Err(WorkbenchError::input_with_hint(
             format!("{}: this model was imported from torch.export", model.path().display()),
             "write its state_dict with --format pt2-weights",
         )),
@@ -87,9 +87,9 @@ fn not_imported(model: &SavedModel) -> Result<(), NodeError> {
 ///
 /// The model is not imported, the directory holds a model, the archive is gone, the checkpoint is damaged, or the
 /// disk fails.
-pub fn pt2_weights(model: &SavedModel, directory: &Path) -> Result<Vec<&'static str>, NodeError> {
+pub fn pt2_weights(model: &SavedModel, directory: &Path) -> Result<Vec<&'static str>, WorkbenchError> {
     let Family::Imported { file, loss } = &model.network.family else {
-        return Err(NodeError::input_with_hint(
+        return Err(WorkbenchError::input_with_hint(
             format!("{}: this model was not imported", model.path().display()),
             "write it with --format hf (GPT-2) or --format torchvision (ResNet)",
         ));
@@ -146,10 +146,10 @@ pub fn config_json(config: &Gpt2Config, tokenizer: Option<Tokenizer>) -> Value {
 }
 
 /// Makes the directory, and refuses one that holds a model.
-fn claim(directory: &Path) -> Result<(), NodeError> {
+fn claim(directory: &Path) -> Result<(), WorkbenchError> {
     fs::create_dir_all(directory).map_err(DiskError::at(directory, "created"))?;
     match [CONFIG, WEIGHTS, TOKENIZER, TOKENIZER_CONFIG].into_iter().find(|name| directory.join(name).exists()) {
-        Some(name) => Err(NodeError::input_with_hint(
+        Some(name) => Err(WorkbenchError::input_with_hint(
             format!("{}: there is a {name} already", directory.display()),
             "choose another directory with -o, or remove that one",
         )),
@@ -158,7 +158,7 @@ fn claim(directory: &Path) -> Result<(), NodeError> {
 }
 
 /// Writes all parameters and buffers, with the graph's names.
-fn write_weights(model: &SavedModel, directory: &Path) -> Result<Vec<&'static str>, NodeError> {
+fn write_weights(model: &SavedModel, directory: &Path) -> Result<Vec<&'static str>, WorkbenchError> {
     let graph = forward(&model.network.family, 1, model.network.context)?;
     let mut tensors: BTreeMap<&str, HostTensor> = BTreeMap::new();
     for v in graph.values.iter().filter(|v| matches!(v.kind, ValueKind::Parameter(_) | ValueKind::Buffer(_))) {

@@ -19,7 +19,7 @@ const MAX_OPERATORS: usize = 1000;
 
 /// The Programs by which joiners measure operators of a job's models. There are none if the planner has many models to
 /// choose from. A model with too many operators has none either.
-pub(crate) fn samples(models: &[Model], batch: usize) -> Vec<Program> {
+pub fn samples(models: &[Model], batch: usize) -> Vec<Program> {
     if models.len() > MAX_SAMPLES {
         return Vec::new();
     }

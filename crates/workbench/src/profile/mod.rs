@@ -5,18 +5,18 @@ mod brief;
 mod file;
 mod left_out;
 mod sample;
-mod traffic;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(crate) use brief::measure_briefly;
+pub use bench::Stopwatch;
+pub use brief::measure_briefly;
 pub use file::to_toml;
 pub use left_out::LeftOut;
-pub(crate) use sample::samples;
+pub use sample::samples;
 
-use bench::{Stopwatch, Took, middle, run, typical};
+use bench::{Took, middle, run, typical};
 use fusionllm_backend::{Backend, Tensor};
 use fusionllm_compress::Codec;
 use fusionllm_exec::{self as exec, Coder, Message, Pace};
@@ -29,7 +29,7 @@ use fusionllm_plan::{
     Address, CodecStep, CopyDirection, Curve, Curves, Device, Measured, Optimizer, PeerId, Program, Rates, work_units,
 };
 
-use crate::NodeError;
+use crate::WorkbenchError;
 use crate::machine::memory;
 use crate::model::Model;
 
@@ -66,7 +66,7 @@ pub fn measure(
     batch: usize,
     models: &[Model],
     on_progress: impl FnMut(&str) + Send,
-) -> Result<Device, NodeError> {
+) -> Result<Device, WorkbenchError> {
     let general = if models.is_empty() { (networks()?, THOROUGH) } else { (few_networks()?, BRIEF) };
     measure_on(backend, general, (models, batch), slowdown, on_progress)
 }
@@ -83,14 +83,14 @@ fn measure_on(
     (models, batch): (&[Model], usize),
     slowdown: f64,
     mut on_progress: impl FnMut(&str) + Send,
-) -> Result<Device, NodeError> {
+) -> Result<Device, WorkbenchError> {
     // On a pool thread, kernels need no hand-over to another thread.
     crate::machine::compute_threads(slowdown)?.install(|| {
         let mut samples = Samples::default();
         for graph in &graphs {
             on_progress(&graph.name);
             let loss = graph.outputs.get("loss").copied();
-            let loss = loss.ok_or_else(|| NodeError::State(format!("{:?} has no loss", graph.name)))?;
+            let loss = loss.ok_or_else(|| WorkbenchError::State(format!("{:?} has no loss", graph.name)))?;
             let train = autodiff::differentiate(graph, loss)?;
             samples.step(backend, &train, effort, slowdown)?;
             samples.updates(backend.as_ref(), &train.graph, effort, slowdown)?;
@@ -104,17 +104,11 @@ fn measure_on(
         let mut device = samples.device(backend.as_ref());
         codecs(effort.repeats, &mut device.measured)?;
         copies(backend.as_ref(), effort.repeats, &mut device.measured)?;
-        // A machine that cannot connect to itself may still train with others.
-        if let Some(threads) = backend.device().threads
-            && let Ok(Some(curve)) = traffic::cost()
-        {
-            device.measured.traffic = Some(curve.faster(threads as f64));
-        }
         Ok(device)
     })
 }
 
-fn few_networks() -> Result<Vec<Graph>, NodeError> {
+fn few_networks() -> Result<Vec<Graph>, WorkbenchError> {
     Ok(vec![
         gpt2((64, 2, 64, 1, 256), AttentionImplementation::Sdpa)?,
         gpt2((256, 4, 64, 2, 512), AttentionImplementation::Sdpa)?,
@@ -123,7 +117,7 @@ fn few_networks() -> Result<Vec<Graph>, NodeError> {
 }
 
 /// GPT-2 and residual networks, up to a step of a fraction of a second.
-fn networks() -> Result<Vec<Graph>, NodeError> {
+fn networks() -> Result<Vec<Graph>, WorkbenchError> {
     let mut graphs = Vec::new();
     let sizes = [
         (64, 2, 64, 1, 256),
@@ -151,7 +145,7 @@ fn networks() -> Result<Vec<Graph>, NodeError> {
 fn gpt2(
     (n_embd, n_head, context, batch, vocab_size): (usize, usize, usize, usize, usize),
     attn_implementation: AttentionImplementation,
-) -> Result<Graph, NodeError> {
+) -> Result<Graph, WorkbenchError> {
     let config = Gpt2Config {
         vocab_size,
         n_positions: context,
@@ -164,14 +158,14 @@ fn gpt2(
     Ok(config.build(batch, context, DType::F32)?)
 }
 
-fn resnet(depth: usize, width: usize, batch: usize) -> Result<Graph, NodeError> {
+fn resnet(depth: usize, width: usize, batch: usize) -> Result<Graph, WorkbenchError> {
     let config = ResNetConfig { depth, width, num_classes: 10, stem: ResNetStem::Cifar };
     Ok(config.build(batch, 32, DType::F32)?)
 }
 
 /// Times to encode and decode tensors, by their bytes, under the names that plans use. Top-k is measured at one
 /// ratio, since selection takes its time and reads the whole tensor.
-fn codecs(repeats: usize, measured: &mut Measured) -> Result<(), NodeError> {
+fn codecs(repeats: usize, measured: &mut Measured) -> Result<(), WorkbenchError> {
     const NAMES: [&str; 6] = ["bf16", "int8", "int4", "int4-hadamard", "nvfp4", "topk"];
     const RATIO: f64 = 10.0;
     let message = Message { pass: 0, peer: PeerId(0), tensor: Address::Value { value: ValueId(0), micro_batch: 0 } };
@@ -202,7 +196,7 @@ fn codecs(repeats: usize, measured: &mut Measured) -> Result<(), NodeError> {
 }
 
 /// Times to copy tensors from the device to the host and back, by their bytes.
-fn copies(backend: &dyn Backend, repeats: usize, measured: &mut Measured) -> Result<(), NodeError> {
+fn copies(backend: &dyn Backend, repeats: usize, measured: &mut Measured) -> Result<(), WorkbenchError> {
     let alone = backend.device().threads == Some(1);
     let mut points = [Vec::new(), Vec::new()];
     for elements in [1 << 8, 1 << 12, 1 << 15, 1 << 18] {
@@ -215,13 +209,13 @@ fn copies(backend: &dyn Backend, repeats: usize, measured: &mut Measured) -> Res
             backend.synchronize()?;
             Ok((there, watch.seconds()))
         });
-        let (there, up): (Vec<_>, Vec<_>) = uploads.collect::<Result<Vec<_>, NodeError>>()?.into_iter().unzip();
+        let (there, up): (Vec<_>, Vec<_>) = uploads.collect::<Result<Vec<_>, WorkbenchError>>()?.into_iter().unzip();
         let downloads = there.iter().map(|there| {
             let watch = Stopwatch::start(alone);
             let _host = backend.download(there)?;
             Ok(watch.seconds())
         });
-        let down = downloads.collect::<Result<Vec<_>, NodeError>>()?;
+        let down = downloads.collect::<Result<Vec<_>, WorkbenchError>>()?;
         for (points, mut took) in points.iter_mut().zip([down, up]) {
             took.sort_by(f64::total_cmp);
             points.push((ty.bytes() as f64, mean(middle(&took)).max(1e-8)));
@@ -270,7 +264,7 @@ impl Samples {
         train: &TrainGraph,
         effort: Effort,
         slowdown: f64,
-    ) -> Result<(), NodeError> {
+    ) -> Result<(), WorkbenchError> {
         let graph = &train.graph;
         let program = sample::program(graph, &sample::live(train), 1);
         for (id, took) in run(backend, &program, &graph.constants, effort, slowdown)? {
@@ -288,7 +282,7 @@ impl Samples {
         constants: &BTreeMap<String, HostTensor>,
         effort: Effort,
         slowdown: f64,
-    ) -> Result<(), NodeError> {
+    ) -> Result<(), WorkbenchError> {
         let took = run(backend, sample, constants, effort, slowdown)?;
         let signatures = sample::signatures(sample);
         let mut by_signature: BTreeMap<&str, (Cost, Vec<Took>)> = BTreeMap::new();
@@ -314,7 +308,7 @@ impl Samples {
         graph: &Graph,
         effort: Effort,
         slowdown: f64,
-    ) -> Result<(), NodeError> {
+    ) -> Result<(), WorkbenchError> {
         let rules = [
             Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 }),
             Optimizer::Sgd(SgdStep { momentum: 0.9, weight_decay: 5e-4, nesterov: false }),
@@ -333,10 +327,10 @@ impl Samples {
             backend.synchronize()?;
             let took = Took { seconds: watch.seconds(), scratch: memory::take_peak().saturating_sub(held) };
             pace.count_work();
-            Ok::<_, NodeError>(took)
+            Ok::<_, WorkbenchError>(took)
         };
         for ty in types {
-            let fresh = || Ok::<Tensor, NodeError>(backend.upload(&noise(ty, 0.05)?)?);
+            let fresh = || Ok::<Tensor, WorkbenchError>(backend.upload(&noise(ty, 0.05)?)?);
             let scalar = TensorType::new(DType::F64, []);
             let norm = Op::from(SquaredNorm);
             let mut took = Vec::new();
@@ -421,7 +415,7 @@ fn median(mut of: Vec<f64>) -> Option<f64> {
     of.get(of.len() / 2).copied()
 }
 
-fn noise(ty: &TensorType, size: f32) -> Result<HostTensor, NodeError> {
+fn noise(ty: &TensorType, size: f32) -> Result<HostTensor, WorkbenchError> {
     let dice = CounterRng::new(1);
     let number = |i: usize| (dice.block(i as u64, 0)[0] as f32 / u32::MAX as f32 - 0.5) * 2.0 * size;
     Ok(HostTensor::from_f32(ty.shape.clone(), &(0..ty.numel()).map(number).collect::<Vec<_>>())?)

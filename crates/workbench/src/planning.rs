@@ -6,7 +6,7 @@ use fusionllm_plan::{
 };
 use fusionllm_workspace::config::{Choice, Job};
 
-use crate::NodeError;
+use crate::WorkbenchError;
 use crate::model::Model;
 
 /// A plan with the job and the model that it is for.
@@ -34,7 +34,7 @@ pub struct Planned {
 
 impl Planned {
     /// A plan for `model`, with no known machines.
-    pub(crate) fn new(job: &Job, model: Model, plan: Plan) -> Self {
+    pub fn new(job: &Job, model: Model, plan: Plan) -> Self {
         let mut job = job.clone();
         job.train.micro_batch = Choice::made(model.micro_batch);
         job.train.schedule = Choice::made(plan.schedule);
@@ -53,7 +53,7 @@ impl Planned {
 
     /// Adds the codecs, the Programs and, where the machines are known, the prediction. A job that asks for no
     /// compression keeps the codecs of a given plan.
-    pub(crate) fn prepared(self) -> Result<Self, NodeError> {
+    pub fn prepared(self) -> Result<Self, WorkbenchError> {
         let train = &self.job.train;
         let workload = Workload {
             forward: &self.model.forward,
@@ -67,7 +67,7 @@ impl Planned {
     }
 
     /// The contents of the plan file where the machines are known: they and all that the prediction needs.
-    pub(crate) fn saved(&self) -> Option<SavedPlan> {
+    pub fn saved(&self) -> Option<SavedPlan> {
         Some(SavedPlan {
             plan: self.plan.clone(),
             cluster: self.cluster.clone()?,
@@ -78,7 +78,7 @@ impl Planned {
     }
 
     /// The text of the plan file.
-    pub(crate) fn to_json(&self) -> Result<String, NodeError> {
+    pub fn to_json(&self) -> Result<String, WorkbenchError> {
         Ok(match (self.saved(), &self.predicted) {
             (Some(saved), Some(predicted)) => saved.to_json(predicted)?,
             _ => self.plan.to_json()?,
@@ -87,7 +87,7 @@ impl Planned {
 }
 
 /// A plan for `count` peers that nothing is known about, or for as many of them as the model has operators for.
-pub(crate) fn plan_blind(job: &Job, model: Model, count: usize) -> Result<Planned, NodeError> {
+pub fn plan_blind(job: &Job, model: Model, count: usize) -> Result<Planned, WorkbenchError> {
     let names: Vec<String> = (0..count).map(|i| format!("peer-{i}")).collect();
     let Model { micro_batch, forward, train, .. } = &model;
     let workload = Workload { forward, train, micro_batches: (job.train.batch / micro_batch) as u32 };
@@ -102,7 +102,7 @@ pub(crate) fn plan_blind(job: &Job, model: Model, count: usize) -> Result<Planne
 /// # Errors
 ///
 /// The same as those of [`schedule`].
-pub fn plan_for(job: &Job, mut models: Vec<Model>, testbed: &Cluster) -> Result<Planned, NodeError> {
+pub fn plan_for(job: &Job, mut models: Vec<Model>, testbed: &Cluster) -> Result<Planned, WorkbenchError> {
     let mut workloads = Vec::with_capacity(models.len());
     for Model { micro_batch, forward, train, .. } in &models {
         workloads.push(Workload { forward, train, micro_batches: (job.train.batch / micro_batch) as u32 });
@@ -128,10 +128,10 @@ pub fn plan_for(job: &Job, mut models: Vec<Model>, testbed: &Cluster) -> Result<
 }
 
 /// Gives a plan the testbed's devices that it names, in its order.
-pub(crate) fn place(mut given: Planned, testbed: &Cluster) -> Result<Planned, NodeError> {
+pub fn place(mut given: Planned, testbed: &Cluster) -> Result<Planned, WorkbenchError> {
     let devices = given.plan.peers.iter().map(|name| {
         testbed.find(name).ok_or_else(|| {
-            NodeError::input(format!("the plan names peer {name:?}, but the testbed has no device of that name"))
+            WorkbenchError::input(format!("the plan names peer {name:?}, but the testbed has no device of that name"))
         })
     });
     given.cluster = Some(testbed.select(&devices.collect::<Result<Vec<_>, _>>()?)?);

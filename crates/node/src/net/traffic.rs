@@ -4,11 +4,11 @@ use std::fmt::Display;
 use std::time::Duration;
 
 use bytes::Bytes;
-use fusionllm_plan::Curve;
+use fusionllm_backend::Backend;
+use fusionllm_plan::{Curve, Device};
 use fusionllm_transport::{Endpoint, EndpointOptions, Lane};
+use fusionllm_workbench::profile::Stopwatch;
 
-use super::bench::Stopwatch;
-use super::median;
 use crate::NodeError;
 
 /// Bytes per message.
@@ -16,13 +16,24 @@ const BYTES: u64 = 1 << 20;
 /// Messages that are timed. As many are sent before, while the connection finds its rate.
 const MESSAGES: usize = 16;
 
+/// Adds the processor time that the network takes to what is measured of a device on which `backend` computes, unless
+/// the device leaves the processor to the network.
+pub fn measure_traffic(device: &mut Device, backend: &dyn Backend) {
+    // A machine that cannot connect to itself may still train with others.
+    if let Some(threads) = backend.device().threads
+        && let Ok(Some(curve)) = cost()
+    {
+        device.measured.traffic = Some(curve.faster(threads as f64));
+    }
+}
+
 /// Processor seconds to encrypt and send, or to receive and decrypt, by bytes. They are half the time of a connection
 /// that has both ends here.
-pub(super) fn cost() -> Result<Option<Curve>, NodeError> {
+fn cost() -> Result<Option<Curve>, NodeError> {
     let failed = |e: &dyn Display| NodeError::Network(format!("this machine cannot be connected to itself: {e}"));
     // Everything runs on this thread, whose time is measured.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| failed(&e))?;
-    let took = runtime.block_on(async {
+    let mut took = runtime.block_on(async {
         let options =
             || EndpointOptions { pinned: true, connect_timeout: Duration::from_secs(2), ..EndpointOptions::new() };
         let bind = async || Endpoint::bind(options()).await.map_err(|e| failed(&e));
@@ -47,7 +58,9 @@ pub(super) fn cost() -> Result<Option<Curve>, NodeError> {
         tokio::join!(one.close(""), other.close(""));
         Ok(took)
     })?;
-    let message = median(took[MESSAGES..].to_vec()).unwrap_or(0.0) / 2.0;
+    let mut timed = took.split_off(MESSAGES);
+    timed.sort_by(f64::total_cmp);
+    let message = timed[MESSAGES / 2] / 2.0;
     Ok(Curve::new(vec![(1.0, message / BYTES as f64), (BYTES as f64, message)]))
 }
 

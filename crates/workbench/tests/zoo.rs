@@ -12,9 +12,9 @@ use fusionllm_exec::local::{LocalRun, Training};
 use fusionllm_graph::ops::{AdamwStep, SgdStep};
 use fusionllm_graph::{HostTensor, autodiff};
 use fusionllm_import::ImportOptions;
-use fusionllm_node::check::check;
-use fusionllm_node::imported::ImportedModel;
 use fusionllm_plan::{LearningRate, Optimizer, Schedule, compile, equal_compute};
+use fusionllm_workbench::model::check::check;
+use fusionllm_workbench::model::imported::ImportedModel;
 
 const MODELS: [&str; 7] = ["gpt2", "llama", "opt", "bert", "hf_vit", "resnet_tiny", "mobilenet_v2"];
 

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use fusionllm_plan::{Curve, Curves, Device};
 use serde::Serialize;
 
-use crate::NodeError;
+use crate::WorkbenchError;
 
 /// Measured devices with their threads, as a file for [`load_profile`](fusionllm_workspace::config::load_profile).
 ///
 /// # Errors
 ///
 /// TOML cannot hold a figure.
-pub fn to_toml(devices: &[(usize, Device)]) -> Result<String, NodeError> {
+pub fn to_toml(devices: &[(usize, Device)]) -> Result<String, WorkbenchError> {
     #[derive(Serialize)]
     struct File {
         device: Vec<Entry>,
@@ -47,7 +47,8 @@ pub fn to_toml(devices: &[(usize, Device)]) -> Result<String, NodeError> {
         scratch: points(&d.scratch.clone().into()),
     };
     let file = File { device: devices.iter().map(entry).collect() };
-    let text = toml::to_string(&file).map_err(|e| NodeError::State(format!("the profile cannot be written: {e}")))?;
+    let text =
+        toml::to_string(&file).map_err(|e| WorkbenchError::State(format!("the profile cannot be written: {e}")))?;
     Ok(format!(
         "# Measured by `fusionllm profile`. In a testbed: profile = \"THIS FILE\".\n\
          # Operators: [work, seconds], work in FLOPs for products and convolutions, in bytes for all others; scratch: [bytes, bytes beside operands and results].\n\
