@@ -112,6 +112,7 @@ fn compare(folder: &Path) -> Result<(), Failed> {
     let case = Case { graph, weights, batch, reference };
     let backend = open("cpu")?;
     case.logits(&*backend)?;
+    case.continuation(&decoder, &*backend)?;
     for peers in [1, 3] {
         case.gradients(peers)?;
         case.training(peers)?;
@@ -135,6 +136,55 @@ impl Case {
         }
         let out = interpret(backend, &self.graph, sources, &[self.graph.outputs["logits"]])?;
         self.close("logits", &backend.download(&out[0])?, 0.0)
+    }
+
+    /// The first sample, read in two parts and then token by token, gives the logits of the whole.
+    fn continuation(&self, decoder: &Decoder, backend: &dyn Backend) -> Result<(), Failed> {
+        let theirs = &self.reference["logits"];
+        let &[_, length, vocabulary] = theirs.shape() else { return Err("no logits".into()) };
+        let (ids, logits) = (self.batch["input_ids"].to_i64().ok_or("no tokens")?, theirs.to_f64());
+        let mut caches: BTreeMap<String, HostTensor> = BTreeMap::new();
+        let mut first = 0;
+        for count in [length / 2, length / 2 - 4, 1, 1, 1, 1] {
+            let Some(graph) = decoder.continuation(count, length + 3, DType::F32)? else { return Ok(()) };
+            let new = first as i64..(first + count) as i64;
+            let given = BTreeMap::from([
+                ("input_ids", HostTensor::from_i64([1, count], &ids[first..first + count])?),
+                ("positions", HostTensor::from_i64([count], &new.collect::<Vec<_>>())?),
+            ]);
+            let mut sources = BTreeMap::new();
+            for (i, value) in graph.values.iter().enumerate() {
+                let name = value.name.as_str();
+                let known = self.weights.get(name).or_else(|| given.get(name)).or_else(|| graph.constants.get(name));
+                // Positions that have no token yet may hold anything.
+                let empty =
+                    || HostTensor::from_f64(value.ty.shape.clone(), &vec![1e3; value.ty.numel()])?.cast(DType::F32);
+                let tensor = match name.strip_prefix("cache.") {
+                    Some(part) => caches.get(part).cloned().map_or_else(empty, Ok)?,
+                    None => match known {
+                        Some(tensor) => tensor.clone(),
+                        None => continue,
+                    },
+                };
+                sources.insert(ValueId(i as u32), backend.upload(&tensor)?);
+            }
+            let (names, targets): (Vec<&String>, Vec<ValueId>) = graph.outputs.iter().unzip();
+            for (name, tensor) in names.into_iter().zip(interpret(backend, &graph, sources, &targets)?) {
+                let tensor = backend.download(&tensor)?;
+                let Some(part) = name.strip_prefix("new.") else {
+                    let at = (first + count - 1) * vocabulary;
+                    let row = HostTensor::from_f64(tensor.shape().to_vec(), &logits[at..at + vocabulary])?;
+                    let off = difference(&tensor, &row, 0.0);
+                    if off > TOLERANCE {
+                        return Err(format!("token {} differs by {off:.2e}", first + count - 1).into());
+                    }
+                    continue;
+                };
+                caches.insert(part.to_owned(), tensor);
+            }
+            first += count;
+        }
+        if first == length { Ok(()) } else { Err(format!("{first} of {length} tokens").into()) }
     }
 
     fn run(&self, peers: usize, optimizer: Optimizer, rate: f64) -> Result<LocalRun, Failed> {

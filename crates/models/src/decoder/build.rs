@@ -1,6 +1,6 @@
 //! The graph of a decoder.
 
-use fusionllm_graph::ops::{Compare, Embedding, ScaledDotProductAttention, Split, Triangle, Unary};
+use fusionllm_graph::ops::{Compare, Embedding, IndexPut, ScaledDotProductAttention, Split, Triangle, Unary};
 use fusionllm_graph::{Builder, DType, Graph, GraphError, HostTensor, Init, TensorType, ValueId};
 
 use super::{Decoder, Layer, MlpInput, NormKind, Norms, Projections, QueryKeyNorm, Rotary};
@@ -25,27 +25,13 @@ impl Decoder {
         let mut b = Builder::new(self.model_type);
         let ids = b.input("input_ids", DType::I64, [batch, sequence])?;
         let labels = b.input("labels", DType::I64, [batch, sequence])?;
-        let names = self.names;
-        let weight = self.weight(&mut b, names.embedding, [self.vocab_size, self.hidden_size], dtype)?;
-        let mut x = b.scope(names.embedding, |b| {
-            let x = b.op(Embedding { padding_idx: self.padding_idx }, &[weight, ids])?;
-            let x = if self.embedding_scale == 1.0 { x } else { b.mul_scalar(x, self.embedding_scale)? };
-            b.dropout(x, self.embedding_dropout)
-        })?;
-        let mut positions = Positions { sequence, dtype, turns: Vec::new(), windows: Vec::new() };
+        let (mut x, embedding) = self.embed(&mut b, ids, dtype)?;
+        let mut positions = Positions { keys: sequence, dtype, new: None, turns: Vec::new(), masks: Vec::new() };
         for (number, layer) in self.layers.iter().enumerate() {
-            let place = positions.of(&mut b, layer)?;
-            x = b.scope(format!("{}.{number}", names.layers), |b| self.block(b, x, &place))?;
+            let mut place = positions.of(&mut b, layer)?;
+            x = b.scope(self.layer_name(number), |b| self.block(b, x, &mut place))?;
         }
-        x = self.normalise(&mut b, names.final_norm, x)?;
-        let head = match self.tie_word_embeddings {
-            true => weight,
-            false => self.weight(&mut b, names.head, [self.vocab_size, self.hidden_size], dtype)?,
-        };
-        let logits = b.scope(names.head, |b| {
-            let logits = b.linear(x, head, None)?;
-            soft_cap(b, logits, self.logit_soft_cap)
-        })?;
+        let logits = self.logits(&mut b, x, embedding)?;
         let loss = b.scope("loss", |b| b.cross_entropy(logits, labels, -100))?;
         b.output("logits", logits)?;
         b.output("loss", loss)?;
@@ -54,6 +40,79 @@ impl Decoder {
         b.metadata("family", self.model_type.into());
         b.metadata("config", self.config.clone().into());
         b.finish()
+    }
+
+    /// The graph that continues one text by `tokens` tokens at once, up to the logits of the last of them. `None` if
+    /// the frequencies of positions depend on the length of the text, since all keys then change with each token.
+    ///
+    /// The inputs are `input_ids`, `i64 [1, tokens]`, their `positions`, `i64 [tokens]`, and for each layer `n` the keys
+    /// and values of earlier tokens, `cache.n.key` and `cache.n.value`, both `[1, key_value_heads, capacity, head_dim]`.
+    /// The outputs are `logits`, `[1, 1, vocab_size]`, and the caches with the new tokens, `new.n.key` and `new.n.value`.
+    /// What a cache holds at positions that have no token yet does not matter, as long as it is finite.
+    ///
+    /// # Errors
+    ///
+    /// The capacity is larger than the model's positions, there are more tokens than it, or sizes are too large.
+    pub fn continuation(&self, tokens: usize, capacity: usize, dtype: DType) -> Result<Option<Graph>, GraphError> {
+        let longest = self.longest();
+        if tokens == 0 || tokens > capacity || capacity > longest {
+            return Err(GraphError::Config(format!(
+                "{tokens} tokens and a cache of {capacity} do not fit the {longest} positions of this model"
+            )));
+        }
+        if self.layers.iter().filter_map(|layer| layer.rotary.as_ref()).any(Rotary::depends_on_length) {
+            return Ok(None);
+        }
+        let mut b = Builder::new(self.model_type);
+        let ids = b.input("input_ids", DType::I64, [1, tokens])?;
+        let at = b.input("positions", DType::I64, [tokens])?;
+        let (mut x, embedding) = self.embed(&mut b, ids, dtype)?;
+        let new = Some(NewTokens { at, count: tokens });
+        let mut positions = Positions { keys: capacity, dtype, new, turns: Vec::new(), masks: Vec::new() };
+        let shape = [1, self.attention.key_value_heads, capacity, self.attention.head_dim];
+        for (number, layer) in self.layers.iter().enumerate() {
+            let mut place = positions.of(&mut b, layer)?;
+            let [key, value] = ["key", "value"].map(|part| b.input(&format!("cache.{number}.{part}"), dtype, shape));
+            place.cache = Some(Cache { at, parts: [key?, value?] });
+            x = b.scope(self.layer_name(number), |b| self.block(b, x, &mut place))?;
+            for (name, part) in ["key", "value"].iter().zip(place.cache.iter().flat_map(|cache| cache.parts)) {
+                b.output(&format!("new.{number}.{name}"), part)?;
+            }
+        }
+        let last = b.slice(x, 1, tokens - 1, tokens, 1)?;
+        let logits = self.logits(&mut b, last, embedding)?;
+        b.output("logits", logits)?;
+        b.finish().map(Some)
+    }
+
+    fn layer_name(&self, number: usize) -> String {
+        format!("{}.{number}", self.names.layers)
+    }
+
+    /// The embeddings of tokens, and their weight.
+    fn embed(&self, b: &mut Builder, ids: ValueId, dtype: DType) -> Result<(ValueId, ValueId), GraphError> {
+        let module = self.names.embedding;
+        let weight = self.weight(b, module, [self.vocab_size, self.hidden_size], dtype)?;
+        let x = b.scope(module, |b| {
+            let x = b.op(Embedding { padding_idx: self.padding_idx }, &[weight, ids])?;
+            let x = if self.embedding_scale == 1.0 { x } else { b.mul_scalar(x, self.embedding_scale)? };
+            b.dropout(x, self.embedding_dropout)
+        })?;
+        Ok((x, weight))
+    }
+
+    /// The logits after the last block. `embedding` is the weight of the token embedding.
+    fn logits(&self, b: &mut Builder, x: ValueId, embedding: ValueId) -> Result<ValueId, GraphError> {
+        let (module, dtype) = (self.names.head, b.ty(x).dtype);
+        let x = self.normalise(b, self.names.final_norm, x)?;
+        let head = match self.tie_word_embeddings {
+            true => embedding,
+            false => self.weight(b, module, [self.vocab_size, self.hidden_size], dtype)?,
+        };
+        b.scope(module, |b| {
+            let logits = b.linear(x, head, None)?;
+            soft_cap(b, logits, self.logit_soft_cap)
+        })
     }
 
     fn weight(&self, b: &mut Builder, module: &str, shape: [usize; 2], dtype: DType) -> Result<ValueId, GraphError> {
@@ -90,7 +149,7 @@ impl Decoder {
         })
     }
 
-    fn block(&self, b: &mut Builder, x: ValueId, place: &Place) -> Result<ValueId, GraphError> {
+    fn block(&self, b: &mut Builder, x: ValueId, place: &mut Place) -> Result<ValueId, GraphError> {
         let Norms { before_attention, after_attention, before_mlp, after_mlp } = &self.names.norms;
         let norm = |b: &mut Builder, module: &Option<&str>, x| match module {
             Some(module) => self.normalise(b, module, x),
@@ -134,7 +193,7 @@ impl Decoder {
         self.linear(b, self.names.mlp_output, h, self.hidden_size, bias)
     }
 
-    fn attention(&self, b: &mut Builder, x: ValueId, place: &Place) -> Result<ValueId, GraphError> {
+    fn attention(&self, b: &mut Builder, x: ValueId, place: &mut Place) -> Result<ValueId, GraphError> {
         let a = &self.attention;
         let (n, t) = (b.ty(x).shape[0], b.ty(x).shape[1]);
         let [q, k, v] = self.projections(b, x)?;
@@ -142,21 +201,26 @@ impl Decoder {
             Some(turn) => (turn.apply(b, q)?, turn.apply(b, k)?),
             None => (q, k),
         };
+        let [k, v] = match &mut place.cache {
+            Some(cache) => cache.write(b, [k, v])?,
+            None => [k, v],
+        };
+        // With a cache, the mask knows the order, too.
+        let is_causal = place.cache.is_none();
         let y = if a.dropout == 0.0 && a.soft_cap.is_none() {
-            let operands: Vec<ValueId> = [q, k, v].into_iter().chain(place.window).collect();
-            b.op(ScaledDotProductAttention { is_causal: true, scale: a.scale }, &operands)?
+            let operands: Vec<ValueId> = [q, k, v].into_iter().chain(place.mask).collect();
+            b.op(ScaledDotProductAttention { is_causal, scale: a.scale }, &operands)?
         } else {
             let [k, v] = [k, v].map(|x| repeat(b, x, a.heads / a.key_value_heads));
             let kt = b.transpose(k?)?;
             let scores = b.matmul(q, kt)?;
             let scores = b.mul_scalar(scores, a.scale)?;
-            let scores = soft_cap(b, scores, a.soft_cap)?;
+            let mut scores = soft_cap(b, scores, a.soft_cap)?;
             let dtype = b.ty(scores).dtype;
             let minus_infinity = b.full(TensorType::new(dtype, []), f64::NEG_INFINITY)?;
-            let causal = triangle(b, t, false, 0)?;
-            let mut scores = b.where_(causal, scores, minus_infinity)?;
-            if let Some(window) = place.window {
-                scores = b.where_(window, scores, minus_infinity)?;
+            let causal = is_causal.then(|| triangle(b, t, false, 0)).transpose()?;
+            for mask in causal.into_iter().chain(place.mask) {
+                scores = b.where_(mask, scores, minus_infinity)?;
             }
             let weights = b.softmax(scores, 3)?;
             let weights = b.dropout(weights, a.dropout)?;
@@ -213,24 +277,55 @@ impl Decoder {
 /// What the operators of a layer need to know of its positions.
 struct Place {
     turn: Option<Turn>,
-    /// Whether a query reads a key, `bool [t, t]`, apart from order.
-    window: Option<ValueId>,
+    /// Whether a query reads a key, `bool [queries, keys]`. Without a cache, apart from order.
+    mask: Option<ValueId>,
+    cache: Option<Cache>,
+}
+
+/// Keys and values of all tokens of a text.
+struct Cache {
+    /// The positions of the new tokens.
+    at: ValueId,
+    /// Keys and values.
+    parts: [ValueId; 2],
+}
+
+impl Cache {
+    /// Writes the keys and values of new tokens, and returns those of all.
+    fn write(&mut self, b: &mut Builder, new: [ValueId; 2]) -> Result<[ValueId; 2], GraphError> {
+        for (part, new) in self.parts.iter_mut().zip(new) {
+            let put = IndexPut { indexed: vec![false, false, true, false], accumulate: false };
+            *part = b.op(put, &[*part, new, self.at])?;
+        }
+        Ok(self.parts)
+    }
+}
+
+/// The tokens that continue a text.
+#[derive(Clone, Copy)]
+struct NewTokens {
+    /// Their positions, `i64 [count]`.
+    at: ValueId,
+    count: usize,
 }
 
 /// Positions for the layers, each made once.
 struct Positions {
-    sequence: usize,
+    /// The number of keys.
+    keys: usize,
     dtype: DType,
+    /// The queries, if they are not all tokens.
+    new: Option<NewTokens>,
     turns: Vec<(Rotary, Turn)>,
-    windows: Vec<(usize, ValueId)>,
+    masks: Vec<(Option<usize>, ValueId)>,
 }
 
 impl Positions {
     fn of(&mut self, b: &mut Builder, layer: &Layer) -> Result<Place, GraphError> {
         let turn = layer.rotary.as_ref().map(|rotary| self.turn(b, rotary)).transpose()?;
-        let window = layer.window.filter(|window| *window < self.sequence);
-        let window = window.map(|window| self.window(b, window)).transpose()?;
-        Ok(Place { turn, window })
+        let window = layer.window.filter(|window| *window < self.keys);
+        let mask = (window.is_some() || self.new.is_some()).then(|| self.mask(b, window)).transpose()?;
+        Ok(Place { turn, mask, cache: None })
     }
 
     fn turn(&mut self, b: &mut Builder, rotary: &Rotary) -> Result<Turn, GraphError> {
@@ -238,12 +333,15 @@ impl Positions {
             return Ok(*turn);
         }
         let turn = b.scope("rotary_emb", |b| {
-            let frequencies: Vec<f64> = rotary.frequencies(self.sequence).into_iter().map(f64::from).collect();
+            let frequencies: Vec<f64> = rotary.frequencies(self.keys).into_iter().map(f64::from).collect();
             let frequencies = HostTensor::from_f64([frequencies.len()], &frequencies)?.cast(self.dtype)?;
             let name = format!("inv_freq.{}", self.turns.len());
             let frequencies = b.constant(&name, frequencies)?;
-            let positions = b.arange(self.dtype, 0.0, 1.0, self.sequence)?;
-            let positions = b.reshape(positions, [self.sequence, 1])?;
+            let (positions, count) = match self.new {
+                Some(NewTokens { at, count }) => (b.cast(at, self.dtype)?, count),
+                None => (b.arange(self.dtype, 0.0, 1.0, self.keys)?, self.keys),
+            };
+            let positions = b.reshape(positions, [count, 1])?;
             let angles = b.mul(positions, frequencies)?;
             let factor = rotary.attention_factor();
             let mut of = |function| -> Result<ValueId, GraphError> {
@@ -256,12 +354,24 @@ impl Positions {
         Ok(turn)
     }
 
-    fn window(&mut self, b: &mut Builder, window: usize) -> Result<ValueId, GraphError> {
-        if let Some((_, mask)) = self.windows.iter().find(|(made, _)| *made == window) {
+    /// The mask of a layer with this window, or with none.
+    fn mask(&mut self, b: &mut Builder, window: Option<usize>) -> Result<ValueId, GraphError> {
+        if let Some((_, mask)) = self.masks.iter().find(|(made, _)| *made == window) {
             return Ok(*mask);
         }
-        let mask = b.scope("sliding_window", |b| triangle(b, self.sequence, true, 1 - window as i64))?;
-        self.windows.push((window, mask));
+        let reach = window.unwrap_or(self.keys);
+        let mask = b.scope("mask", |b| {
+            let Some(NewTokens { at, count }) = self.new else {
+                return triangle(b, self.keys, true, 1 - reach as i64);
+            };
+            let keys = b.arange(DType::I64, 0.0, 1.0, self.keys)?;
+            let queries = b.reshape(at, [count, 1])?;
+            let first = b.sub_scalar(queries, reach as f64)?;
+            let (before, after) = (b.op(Compare::Gt, &[keys, first])?, b.op(Compare::Le, &[keys, queries])?);
+            let none = b.full(TensorType::new(DType::Bool, []), 0.0)?;
+            b.where_(before, after, none)
+        })?;
+        self.masks.push((window, mask));
         Ok(mask)
     }
 }

@@ -124,6 +124,11 @@ impl Rotary {
         }
     }
 
+    /// Whether the frequencies depend on the length of the sequence.
+    pub fn depends_on_length(&self) -> bool {
+        matches!(self.scaling, Scaling::Dynamic { .. } | Scaling::LongRope { .. })
+    }
+
     /// The number that sines and cosines are multiplied by.
     pub fn attention_factor(&self) -> f64 {
         match self.scaling {

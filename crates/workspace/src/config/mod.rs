@@ -90,7 +90,8 @@ impl Job {
     }
 
     /// The job that runs when none is named: a byte-level GPT-2 of 0.8 million parameters, trained on the sample
-    /// text. Relative paths in `overrides` start at the working directory.
+    /// text. If the overrides name a Hugging Face folder, its model is trained instead, with smaller steps. Relative
+    /// paths in `overrides` start at the working directory.
     ///
     /// # Errors
     ///
@@ -98,8 +99,13 @@ impl Job {
     pub fn quick_start(overrides: &[String]) -> Result<Self, JobError> {
         let name = "the quick start's job";
         // An override, so that one of the user's is the length of the job.
+        let is_folder = |setting: &String| setting.split('=').next().is_some_and(|key| key.trim() == "model.path");
+        let text = match overrides.iter().any(is_folder) {
+            true => include_str!("quick_folder.toml"),
+            false => include_str!("quick_start.toml"),
+        };
         let overrides = [&["train.steps=400".to_owned()], overrides].concat();
-        Self::parse(name, include_str!("quick_start.toml"), Path::new("."), &overrides)
+        Self::parse(name, text, Path::new("."), &overrides)
     }
 
     fn read(mut root: Node, directory: &Path, overrides: &[String]) -> Result<Self, JobError> {

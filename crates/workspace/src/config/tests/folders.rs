@@ -64,6 +64,15 @@ fn a_folder_is_a_model_with_its_weights() {
     assert_eq!(read(&dir, &text, &[]).unwrap().model, job.model);
 }
 
+/// Without a job file, too.
+#[test]
+fn the_quick_start_takes_a_folder() {
+    let dir = folder(LLAMA);
+    let job = Job::quick_start(&[format!("model.path={}/model", dir.path().display())]).unwrap();
+    assert_eq!((decoder(&job).model_type, job.train.steps), ("llama", 400));
+    assert!(job.train.optimizer.lr < 1e-3, "{:?}", job.train.optimizer);
+}
+
 #[test]
 fn settings_of_the_job_replace_those_of_the_folder() {
     let dir = folder(LLAMA);
