@@ -10,6 +10,7 @@ use fusionllm_graph::{Builder, CounterRng, DType, Graph, GraphError, HostTensor,
 use fusionllm_workspace::config::Family;
 
 use crate::WorkbenchError;
+use crate::model::continuation::Continuation;
 use crate::model::{SavedModel, forward};
 
 /// The rule by which each token is chosen.
@@ -60,6 +61,8 @@ pub struct Generator {
     /// The bytes of each token that both the tokenizer and the model know.
     bytes: Vec<Vec<u8>>,
     held: BTreeMap<String, Tensor>,
+    /// The memory of the text, for a model that can have one.
+    continuation: Option<Continuation>,
     /// The graphs of this model, by number of tokens.
     graphs: BTreeMap<usize, LastToken>,
 }
@@ -115,7 +118,12 @@ impl Generator {
         };
         let known = 0..size.min(tokenizer.vocabulary()) as u32;
         let bytes = known.map(|token| tokenizer.bytes(token).unwrap_or_default()).collect();
-        let mut generator = Self { backend, tokenizer, bytes, held: BTreeMap::new(), graphs: BTreeMap::new(), model };
+        let continuation = match &model.network.family {
+            Family::Decoder(decoder) => Some(Continuation::new(backend.clone(), (**decoder).clone())),
+            _ => None,
+        };
+        let mut generator =
+            Self { continuation, backend, tokenizer, bytes, held: BTreeMap::new(), graphs: BTreeMap::new(), model };
         generator.load()?;
         Ok(generator)
     }
@@ -190,6 +198,11 @@ impl Generator {
 
     /// The logits of the token after `text`, which is not empty.
     fn logits(&mut self, text: &[u32]) -> Result<Vec<f32>, WorkbenchError> {
+        if let Some(continuation) = &mut self.continuation
+            && let Some(logits) = continuation.logits(&self.held, text)?
+        {
+            return self.numbers(&logits);
+        }
         let window = self.model.network.context;
         let seen = &text[text.len().saturating_sub(window)..];
         let length = seen.len().next_multiple_of(STRIDE).min(window);
@@ -212,9 +225,13 @@ impl Generator {
             }
         }
         let logits = interpret(&*self.backend, &last.graph, sources, &[last.logits])?;
-        let logits = logits.first().map(|l| self.backend.download(l)).transpose()?;
-        let logits = logits.map(|l| l.cast(DType::F32)).transpose()?;
-        let mut logits = logits.and_then(|l| l.to_f32_exact()).unwrap_or_default();
+        logits.first().map_or_else(|| Ok(Vec::new()), |logits| self.numbers(logits))
+    }
+
+    /// The logits of the tokens that the tokenizer knows.
+    fn numbers(&self, logits: &Tensor) -> Result<Vec<f32>, WorkbenchError> {
+        let logits = self.backend.download(logits)?.cast(DType::F32)?;
+        let mut logits = logits.to_f32_exact().unwrap_or_default();
         logits.truncate(self.bytes.len());
         Ok(logits)
     }

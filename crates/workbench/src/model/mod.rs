@@ -1,6 +1,7 @@
 //! Models: graphs from a job, trained models on disk, and models from and for PyTorch.
 
 pub mod check;
+mod continuation;
 pub mod export;
 pub mod generate;
 pub mod imported;
