@@ -10,7 +10,8 @@ use fusionllm_exec::ExecError;
 use fusionllm_exec::local::{LocalRun, Training};
 use fusionllm_graph::ops::{AdamwStep, Unary};
 use fusionllm_graph::{Builder, DType, Graph, GraphError, HostTensor, Init, ValueKind, autodiff};
-use fusionllm_plan::{LearningRate, Optimizer, Schedule, compile, equal_compute};
+use fusionllm_plan::{Schedule, compile, equal_compute};
+use fusionllm_program::{LearningRate, Optimizer};
 
 const SAMPLES: usize = 64;
 const MICRO_BATCHES: usize = 4;

@@ -5,9 +5,10 @@ use std::path::Path;
 use std::time::Instant;
 
 use fusionllm_plan::{
-    Change, Line, Origin, PeerId, PlanDetail, PlanError, Program, SavedPlan, SimulateOptions, Simulation, WhatIf,
-    picture, simulate, what_if,
+    Change, Line, Origin, PlanDetail, PlanError, SavedPlan, SimulateOptions, Simulation, WhatIf, picture, simulate,
+    what_if,
 };
+use fusionllm_program::{PeerId, Program};
 use fusionllm_workbench::model::models;
 use fusionllm_workbench::planning::{Planned, plan_for};
 use fusionllm_workspace::config::Testbed;

@@ -16,7 +16,8 @@ use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{CounterRng, DType, Graph, HostTensor, Precision, ValueKind, autodiff};
 use fusionllm_import::ImportOptions;
 use fusionllm_models::{Gpt2Config, ResNetConfig, ResNetStem};
-use fusionllm_plan::{LearningRate, Optimizer, Schedule, compile, equal_compute};
+use fusionllm_plan::{Schedule, compile, equal_compute};
+use fusionllm_program::{LearningRate, Optimizer};
 use fusionllm_workbench::model::imported::ImportedModel;
 use requirements::Missing;
 

@@ -30,7 +30,8 @@ use fusionllm_exec::local::{LocalRun, StepResult, Training};
 use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{CounterRng, DType, Graph, HostTensor, Op, Precision, TensorType, ValueKind, autodiff};
 use fusionllm_models::{Gpt2Config, ResNetConfig};
-use fusionllm_plan::{LearningRate, Optimizer, Schedule, compile, equal_compute};
+use fusionllm_plan::{Schedule, compile, equal_compute};
+use fusionllm_program::{LearningRate, Optimizer};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use fusionllm_compress::{Codec, Element, Encoder, Mask, decode, relative_error, stable_rank};
 use fusionllm_graph::{CounterRng, HostTensor, TensorType, ValueId};
-use fusionllm_plan::{Address, PeerId, Program, element};
+use fusionllm_program::{Address, PeerId, Program, element};
 use half::bf16;
 
 use crate::ExecError;

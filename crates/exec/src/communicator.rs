@@ -1,5 +1,5 @@
 use fusionllm_graph::{HostTensor, ValueId};
-use fusionllm_plan::{Address, PeerId, Verdict};
+use fusionllm_program::{Address, PeerId, Verdict};
 
 use crate::{EncodeOptions, ExecError};
 

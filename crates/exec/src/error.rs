@@ -1,6 +1,6 @@
 use fusionllm_backend::BackendError;
 use fusionllm_graph::GraphError;
-use fusionllm_plan::PlanError;
+use fusionllm_program::ProgramError;
 
 /// A Program could not be run.
 #[derive(Debug, thiserror::Error)]
@@ -13,7 +13,7 @@ pub enum ExecError {
     Graph(#[from] GraphError),
     /// The program is invalid.
     #[error(transparent)]
-    Plan(#[from] PlanError),
+    Program(#[from] ProgramError),
     /// Something that the program needs is missing.
     #[error("{0}")]
     State(String),

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use fusionllm_backend::Backend;
 use fusionllm_graph::HostTensor;
-use fusionllm_plan::{Optimizer, Program, TensorKey};
+use fusionllm_program::{Optimizer, Program, TensorKey};
 
 use crate::pass::PassRun;
 use crate::script::Script;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use fusionllm_backend::Tensor;
 use fusionllm_graph::{DType, HostTensor, Op, TensorType, ValueKind};
-use fusionllm_plan::{Access, Address, Cause, Instruction, PeerId, Poison, Program, TensorKey};
+use fusionllm_program::{Access, Address, Cause, Instruction, PeerId, Poison, Program, TensorKey};
 
 use crate::ExecError;
 use crate::state::{Held, State};

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use fusionllm_backend::Backend;
 use fusionllm_compress::Codec;
 use fusionllm_graph::{HostTensor, Value, ValueId};
-use fusionllm_plan::{
+use fusionllm_program::{
     Address, Instruction, LearningRate, Optimizer, PeerId, Program, TensorKey, Verdict, clip_factor, share_of_loss,
 };
 

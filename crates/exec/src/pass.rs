@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use fusionllm_backend::Tensor;
 use fusionllm_graph::{CounterRng, HostTensor};
-use fusionllm_plan::{Address, Instruction, Medium, PeerId, Poison, Program, TensorKey, Verdict};
+use fusionllm_program::{Address, Instruction, Medium, PeerId, Poison, Program, TensorKey, Verdict};
 
 use crate::inspect::{Inspector, Level};
 use crate::pace::Pace;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use fusionllm_backend::{Backend, Prepared, Segment, SegmentNode};
 use fusionllm_graph::ops::{Binary, Cat, Reshape, SquaredNorm};
 use fusionllm_graph::{DType, NodeId, Op, TensorType, ValueId, ValueKind};
-use fusionllm_plan::{Access, Address, Instruction, Optimizer, Program};
+use fusionllm_program::{Access, Address, Instruction, Optimizer, Program};
 
 use crate::ExecError;
 

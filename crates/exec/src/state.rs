@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use fusionllm_backend::{Backend, Tensor};
 use fusionllm_graph::{HostTensor, TensorType, ValueKind};
-use fusionllm_plan::{Medium, Optimizer, Program, TensorKey};
+use fusionllm_program::{Medium, Optimizer, Program, TensorKey};
 
 use crate::ExecError;
 use crate::storage::{Media, Stored};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fusionllm_graph::{HostTensor, TensorType};
-use fusionllm_plan::Medium;
+use fusionllm_program::Medium;
 
 use crate::ExecError;
 

@@ -11,7 +11,8 @@ use fusionllm_exec::{Coder, Communicator, EncodeOptions, ExecError, Executor, Me
 use fusionllm_graph::ops::Unary;
 use fusionllm_graph::{Builder, DType, Graph, HostTensor, Init, TensorType, Value, ValueId};
 use fusionllm_models::AttentionImplementation::Sdpa;
-use fusionllm_plan::{Address, Compression, Compressor, LinkCodec, PeerId, Plan, Program, Schedule, Verdict, compile};
+use fusionllm_plan::{Compression, Compressor, LinkCodec, Plan, Schedule, compile};
+use fusionllm_program::{Address, PeerId, Program, Verdict};
 
 fn programs(graph: &Graph, plan: &Plan) -> Vec<Program> {
     compile(plan, graph, &train_graph(graph)).unwrap()
@@ -323,7 +324,7 @@ fn a_step_through_top_k_equals_its_definition() {
             // The sum itself is rounded.
             let error = (result.loss - loss).abs() / loss.abs();
             assert!(error < 1e-6, "{dtype}: the doubled input arrives exactly: {} {loss}", result.loss);
-            let momentum = run.read(fusionllm_plan::TensorKey::slot("w", "momentum_buffer")).unwrap();
+            let momentum = run.read(fusionllm_program::TensorKey::slot("w", "momentum_buffer")).unwrap();
             assert_eq!(momentum.to_f64(), gradient.to_f64(), "{dtype} at {ratio} by {compressor}");
             assert!(momentum.to_f64().iter().any(|g| *g != 0.0));
         }

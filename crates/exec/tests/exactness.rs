@@ -7,7 +7,8 @@ use fusionllm_exec::local::Training;
 use fusionllm_graph::ops::{BatchNorm, CrossEntropy, Linear, Unary};
 use fusionllm_graph::{Builder, DType, Graph, Init, Op};
 use fusionllm_models::AttentionImplementation::{Eager, Sdpa};
-use fusionllm_plan::{Schedule, TensorKey};
+use fusionllm_plan::Schedule;
+use fusionllm_program::TensorKey;
 
 /// Trains on one peer, then under random cuts, and compares every loss and the last parameter.
 fn check(graph: &Graph, training: Training, steps: u64, seed: u64) {

@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 
 use fusionllm_exec::local::{LocalRun, StepResult};
 use fusionllm_graph::{CounterRng, Graph, HostTensor, ValueKind};
-use fusionllm_plan::{Plan, Schedule, TensorKey};
+use fusionllm_plan::{Plan, Schedule};
+use fusionllm_program::TensorKey;
 use plans::{ChoiceRng, one_peer, random_graph, random_plan, replicate};
 
 /// The state after one step.

@@ -10,9 +10,10 @@ use fusionllm_graph::{DType, Graph};
 use fusionllm_models::AttentionImplementation::{Eager, Sdpa};
 use fusionllm_models::Gpt2Config;
 use fusionllm_plan::{
-    Cluster, Compression, Device, Medium, PROCESS_BYTES, PeerId, PeerOffload, Plan, PlanOptions, Rates, Schedule,
-    Scheduler, TensorKey, Workload, compile, schedule,
+    Cluster, Compression, Device, PROCESS_BYTES, PeerOffload, Plan, PlanOptions, Rates, Schedule, Scheduler, Workload,
+    compile, schedule,
 };
+use fusionllm_program::{Medium, PeerId, TensorKey};
 
 /// The plan with every tensor away that can be away.
 fn away(graph: &Graph, plan: Plan, slots: usize, to: Medium) -> Plan {

@@ -9,7 +9,8 @@ use fusionllm_exec::ExecError;
 use fusionllm_exec::local::{LocalRun, Training};
 use fusionllm_graph::{DType, Graph, HostTensor, TensorType};
 use fusionllm_models::Gpt2Config;
-use fusionllm_plan::{Plan, TensorKey, compile, equal_compute};
+use fusionllm_plan::{Plan, compile, equal_compute};
+use fusionllm_program::TensorKey;
 use safetensors::SafeTensors;
 
 fn tensor(file: &SafeTensors<'_>, name: &str) -> HostTensor {
@@ -93,7 +94,7 @@ fn gpt2_loss_and_gradients_are_pytorchs() {
 fn twenty_steps_follow_pytorchs() {
     let reference = Reference::load();
     let mut adamw = adamw();
-    adamw.learning_rate = fusionllm_plan::LearningRate { base: 1e-3, warmup: 0, cosine_until: None, min: 0.0 };
+    adamw.learning_rate = fusionllm_program::LearningRate { base: 1e-3, warmup: 0, cosine_until: None, min: 0.0 };
     adamw.clip = None;
     for (name, training) in [("adamw", adamw), ("sgd", plain_sgd(0.05, 0.9, 5e-4))] {
         for peers in [1, 3] {

@@ -12,7 +12,8 @@ use fusionllm_graph::{
     Builder, DType, Graph, GraphError, HostTensor, Init, Node, Phase, TensorType, ValueId, ValueKind,
 };
 use fusionllm_models::AttentionImplementation::Eager;
-use fusionllm_plan::{Address, Cause, PeerId, Plan, Poison, Program, Schedule, compile};
+use fusionllm_plan::{Plan, Schedule, compile};
+use fusionllm_program::{Address, Cause, PeerId, Poison, Program};
 
 /// `x` through a weight, `middle` and another weight, to a loss.
 fn graph(middle: impl FnOnce(&mut Builder, ValueId) -> Result<ValueId, GraphError>) -> Graph {

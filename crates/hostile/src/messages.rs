@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fusionllm_compress::{Element, decode as decode_tensor};
-use fusionllm_plan::LearningRate;
+use fusionllm_program::LearningRate;
 use fusionllm_protocol::{
     Answer, Atlas, BulkHeader, ExpectedPeers, FromPeer, MemberId, Past, PeerHello, Probe, Roster, Run, RunOptions,
     RunSettings, RunState, Survey, TensorHeader, ToPeer, TrainingProgress, decode, hello_version,

@@ -8,7 +8,7 @@ use fusionllm_exec::{Coder, Communicator, EncodeOptions, ExecError, Executor, Me
 use fusionllm_graph::ops::SgdStep;
 use fusionllm_graph::{DType, HostTensor, Node, NodeId, Op, Phase, TensorType, Value, ValueId, ValueKind};
 use fusionllm_node::decoders::accepts;
-use fusionllm_plan::{Address, Instruction, Optimizer, PeerId, Program, TensorKey, Verdict};
+use fusionllm_program::{Address, Instruction, Optimizer, PeerId, Program, TensorKey, Verdict};
 use fusionllm_protocol::{Assignment, Contact, MemberId, Source, decode, encode};
 use fusionllm_transport::{PeerAddr, SecretKey};
 use serde::Deserialize;

@@ -7,7 +7,8 @@ use fusionllm_graph::{DType, TensorType, ValueId, autodiff};
 use fusionllm_hostile::{assignment_of, one_operator};
 use fusionllm_models::Gpt2Config;
 use fusionllm_node::decoders::accepts;
-use fusionllm_plan::{Optimizer, Program, Schedule, TensorKey, compile, compile_forward, equal_compute};
+use fusionllm_plan::{Schedule, compile, compile_forward, equal_compute};
+use fusionllm_program::{Optimizer, Program, TensorKey};
 use fusionllm_protocol::{Assignment, FromPeer, PeerHello, decode, encode};
 
 #[path = "decoders/allocation.rs"]

@@ -7,6 +7,7 @@ use fusionllm_data::{DataError, DiskError};
 use fusionllm_exec::ExecError;
 use fusionllm_graph::{Advice, GraphError};
 use fusionllm_plan::PlanError;
+use fusionllm_program::ProgramError;
 use fusionllm_transport::{
     BindError, ConnectError, DisconnectReason, NoRelay, ReceiveError, SendError, TicketError, relay::RelayError,
 };
@@ -164,6 +165,7 @@ of_the_workbench!(
     GraphError,
     JobError,
     PlanError,
+    ProgramError,
     WeightsError,
 );
 

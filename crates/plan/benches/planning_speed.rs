@@ -15,9 +15,10 @@ use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{DType, autodiff};
 use fusionllm_models::Gpt2Config;
 use fusionllm_plan::{
-    Cluster, Compression, Device, DirectLink, Link, Optimizer, PeerId, Place, PlanOptions, Rates, Schedule, Scheduler,
-    SimulateOptions, Site, Workload, compile, schedule, simulate,
+    Cluster, Compression, Device, DirectLink, Link, Place, PlanOptions, Rates, Schedule, Scheduler, SimulateOptions,
+    Site, Workload, compile, schedule, simulate,
 };
+use fusionllm_program::{Optimizer, PeerId};
 use serde_json::json;
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -1,6 +1,7 @@
 use std::borrow::Cow;
 
 use fusionllm_graph::Advice;
+use fusionllm_program::ProgramError;
 
 /// The reason why a plan cannot be made or carried out.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -18,8 +19,8 @@ pub enum PlanError {
     #[error("cluster: {0}")]
     Cluster(String),
     /// A program breaks its own rules. A peer refuses to run it.
-    #[error("program: {0}")]
-    Program(String),
+    #[error(transparent)]
+    Program(#[from] ProgramError),
     /// A rule of compression needs the rates of the links, and nothing is known of them.
     #[error("the compression {compression} chooses codecs by each link's rate, but no link is known")]
     UnknownLinks {

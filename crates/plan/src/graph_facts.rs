@@ -1,6 +1,7 @@
 //! Facts about a graph's nodes that several modules need.
 
-use fusionllm_graph::{Graph, Op, ValueKind};
+use fusionllm_graph::{Graph, ValueKind};
+use fusionllm_program::shares_storage;
 
 /// The most cheap nodes in a row. The compiler follows such a row once for each of its readers, and recursively. So a
 /// longer row would cost time, memory and stack that grow faster than the graph.
@@ -26,9 +27,4 @@ pub(crate) fn cheap(graph: &Graph) -> Vec<bool> {
         row[n] = if cheap[n] { before + 1 } else { 0 };
     }
     cheap
-}
-
-/// Whether the operator's result shares its operand's storage: a reshape, a permutation or an expansion.
-pub(crate) fn shares_storage(op: &Op) -> bool {
-    matches!(op, Op::Reshape(_) | Op::Permute(_) | Op::Expand(_))
 }

@@ -1,8 +1,9 @@
-//! Plans and Programs: which peer runs which operators, and in which order.
+//! Plans: which peer runs which operators, and in which order.
 //!
 //! A [`Plan`] is plain data: the stages of a graph, the peers of each, the number of micro-batches, and the schedule.
-//! Nothing else decides where an operator runs. [`compile`] makes one [`Program`] per peer from it: a list of run,
-//! send, receive, free and update instructions. The executor runs Programs, and [`simulate`] predicts their time.
+//! Nothing else decides where an operator runs. [`compile`] makes one [`Program`](fusionllm_program::Program) per peer
+//! from it: a list of run, send, receive, free and update instructions. The executor runs Programs, and [`simulate`]
+//! predicts their time.
 
 mod codecs;
 mod compile;
@@ -10,10 +11,8 @@ mod cost;
 mod error;
 mod graph_facts;
 mod offload;
-mod optimizer;
 pub mod picture;
 mod plan;
-mod program;
 mod saved;
 mod schedule;
 mod scheduler;
@@ -29,12 +28,7 @@ pub use cost::{
 };
 pub use error::PlanError;
 pub use offload::PeerOffload;
-pub use optimizer::{LearningRate, Optimizer, Verdict, clip_factor, share_of_loss};
 pub use plan::{FORMAT_VERSION, Plan, Stage};
-pub use program::{
-    Access, Address, Cause, GradientPart, Holding, Instruction, Medium, OffloadedBytes, PASSES_IN_FLIGHT, PassKind,
-    PeerId, PerPass, Poison, Program, Reduction, TensorKey, element,
-};
 pub use saved::{Origin, PlanDetail, SavedPlan};
 pub use schedule::{Schedule, TaskKind};
 pub use scheduler::{

@@ -2,12 +2,12 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use fusionllm_compress::Codec;
 use fusionllm_graph::{Graph, NodeId};
+use fusionllm_program::PeerId;
 use serde::{Deserialize, Serialize};
 
 use crate::codecs::{Compression, LinkCodec};
 use crate::error::PlanError;
 use crate::offload::PeerOffload;
-use crate::program::PeerId;
 use crate::schedule::Schedule;
 
 /// Version of the plan file.

@@ -4,15 +4,14 @@ use std::collections::BTreeMap;
 
 use fusionllm_compress::Codec;
 use fusionllm_graph::{Graph, NodeId, TrainGraph, autodiff};
+use fusionllm_program::{Optimizer, Program};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::compile::compile;
 use crate::cost::Cluster;
 use crate::error::PlanError;
-use crate::optimizer::Optimizer;
 use crate::plan::Plan;
-use crate::program::Program;
 use crate::simulate::{SimulateOptions, Simulation, simulate};
 
 /// A Plan, its cluster, and its graph without the contents of constants.

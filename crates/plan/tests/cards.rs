@@ -11,9 +11,10 @@ use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{DType, Graph, TrainGraph, autodiff};
 use fusionllm_models::Gpt2Config;
 use fusionllm_plan::{
-    Cluster, Compression, Line, Optimizer, PeerId, PlanOptions, Program, Schedule, Scheduler, SimulateOptions,
-    Workload, compile, message_bytes, schedule, simulate,
+    Cluster, Compression, Line, PlanOptions, Schedule, Scheduler, SimulateOptions, Workload, compile, message_bytes,
+    schedule, simulate,
 };
+use fusionllm_program::{Optimizer, PeerId, Program};
 
 const OPTIMIZER: Optimizer = Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 });
 /// Steps are measured until two differ by no more than this.

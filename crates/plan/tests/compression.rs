@@ -13,9 +13,10 @@ use fusionllm_graph::{
 };
 use fusionllm_models::Gpt2Config;
 use fusionllm_plan::{
-    Address, Cluster, Compression, Compressor, Curve, Device, Link, LinkCodec, LossBudget, Measured, Optimizer, PeerId,
-    Plan, Program, Rates, Schedule, SimulateOptions, Site, Traffic, compile, equal_compute, simulate,
+    Cluster, Compression, Compressor, Curve, Device, Link, LinkCodec, LossBudget, Measured, Plan, Rates, Schedule,
+    SimulateOptions, Site, Traffic, compile, equal_compute, simulate,
 };
+use fusionllm_program::{Address, Optimizer, PeerId, Program};
 
 const SGD: Optimizer = Optimizer::Sgd(SgdStep { momentum: 0.9, weight_decay: 0.0, nesterov: false });
 

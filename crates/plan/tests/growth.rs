@@ -8,7 +8,8 @@ mod common;
 use common::*;
 use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{Builder, DType, Graph, HostTensor, Init, TensorType};
-use fusionllm_plan::{Optimizer, Program, Schedule, Work};
+use fusionllm_plan::{Schedule, Work};
+use fusionllm_program::{Optimizer, Program};
 
 const LENGTH: usize = 20_000;
 

@@ -6,7 +6,8 @@ mod common;
 
 use common::*;
 use fusionllm_graph::{DType, TensorType, ValueId, ValueKind};
-use fusionllm_plan::{Address, Instruction, Medium, PeerId, Program, Schedule};
+use fusionllm_plan::Schedule;
+use fusionllm_program::{Address, Instruction, Medium, PeerId, Program};
 use proptest::prelude::*;
 
 fn some_programs(seed: u64) -> Vec<Program> {

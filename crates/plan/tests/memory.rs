@@ -9,9 +9,10 @@ use fusionllm_graph::ops::{AdamwStep, Unary};
 use fusionllm_graph::{Builder, DType, Graph};
 use fusionllm_models::{Gpt2Config, ResNetConfig, ResNetStem};
 use fusionllm_plan::{
-    Cluster, Compression, Device, Link, Optimizer, PROCESS_BYTES, Plan, PlanOptions, Program, Rates, Schedule,
-    Scheduler, SimulateOptions, Site, Workload, compile, compile_forward, equal_compute, schedule, simulate,
+    Cluster, Compression, Device, Link, PROCESS_BYTES, Plan, PlanOptions, Rates, Schedule, Scheduler, SimulateOptions,
+    Site, Workload, compile, compile_forward, equal_compute, schedule, simulate,
 };
+use fusionllm_program::{Optimizer, Program};
 
 const OPTIMIZER: Optimizer = Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 });
 

@@ -11,10 +11,10 @@ use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{DType, Graph, TrainGraph};
 use fusionllm_models::Gpt2Config;
 use fusionllm_plan::{
-    Address, Cluster, Compression, Device, Instruction, Link, Medium, Optimizer, PROCESS_BYTES, Plan, PlanError,
-    PlanOptions, Program, Rates, Schedule, Scheduled, Scheduler, SimulateOptions, Site, Workload, compile,
-    compile_forward, schedule, simulate,
+    Cluster, Compression, Device, Link, PROCESS_BYTES, Plan, PlanError, PlanOptions, Rates, Schedule, Scheduled,
+    Scheduler, SimulateOptions, Site, Workload, compile, compile_forward, schedule, simulate,
 };
+use fusionllm_program::{Address, Instruction, Medium, Optimizer, Program};
 
 const OPTIMIZER: Optimizer = Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 });
 

@@ -9,7 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use common::*;
 use fusionllm_graph::{NodeId, Op, ValueId, ValueKind};
-use fusionllm_plan::{Address, Instruction, PeerId, Program, Schedule, equal_compute};
+use fusionllm_plan::{Schedule, equal_compute};
+use fusionllm_program::{Address, Instruction, PeerId, Program};
 use proptest::prelude::*;
 
 fn schedules() -> impl Strategy<Value = Schedule> {

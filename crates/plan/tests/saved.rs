@@ -9,9 +9,10 @@ use fusionllm_graph::DType;
 use fusionllm_graph::ops::AdamwStep;
 use fusionllm_models::Gpt2Config;
 use fusionllm_plan::{
-    Change, Cluster, Device, Line, Link, Optimizer, Origin, Plan, Rates, SavedPlan, Schedule, SimulateOptions, Site,
+    Change, Cluster, Device, Line, Link, Origin, Plan, Rates, SavedPlan, Schedule, SimulateOptions, Site,
     equal_compute, picture, what_if,
 };
+use fusionllm_program::Optimizer;
 
 fn saved() -> SavedPlan {
     // With an explicit mask, which is filled with minus infinity.

@@ -5,9 +5,10 @@ use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{DType, Graph, TrainGraph, autodiff};
 use fusionllm_models::{Gpt2Config, ResNetConfig};
 use fusionllm_plan::{
-    Cluster, Compression, Compressor, Device, DirectLink, Link, LossBudget, Optimizer, PeerId, Place, PlanError,
-    PlanOptions, Rates, Schedule, Scheduled, Scheduler, SimulateOptions, Site, Workload, compile, schedule, simulate,
+    Cluster, Compression, Compressor, Device, DirectLink, Link, LossBudget, Place, PlanError, PlanOptions, Rates,
+    Schedule, Scheduled, Scheduler, SimulateOptions, Site, Workload, compile, schedule, simulate,
 };
+use fusionllm_program::{Optimizer, PeerId};
 
 const OPTIMIZER: Optimizer = Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 });
 const MIB: u64 = 1 << 20;

@@ -8,8 +8,9 @@ use common::*;
 use fusionllm_graph::ops::SgdStep;
 use fusionllm_graph::{Builder, DType, Graph, Init};
 use fusionllm_plan::{
-    Cluster, Device, Link, Optimizer, Plan, Rates, Schedule, SimulateOptions, Simulation, Site, compile, simulate,
+    Cluster, Device, Link, Plan, Rates, Schedule, SimulateOptions, Simulation, Site, compile, simulate,
 };
+use fusionllm_program::Optimizer;
 
 const DEPTH: usize = 4;
 

@@ -11,10 +11,10 @@ use fusionllm_graph::DType;
 use fusionllm_graph::ops::AdamwStep;
 use fusionllm_models::Gpt2Config;
 use fusionllm_plan::{
-    Activity, Address, Card, Cluster, Curve, Device, DirectLink, Instruction, Line, LineLoad, Link, Measured,
-    Optimizer, PeerId, Place, Plan, Program, Rates, Schedule, SimulateOptions, Site, equal_compute, message_bytes,
-    simulate,
+    Activity, Card, Cluster, Curve, Device, DirectLink, Line, LineLoad, Link, Measured, Place, Plan, Rates, Schedule,
+    SimulateOptions, Site, equal_compute, message_bytes, simulate,
 };
+use fusionllm_program::{Address, Instruction, Optimizer, PeerId, Program};
 use proptest::prelude::*;
 
 const OPTIMIZER: Optimizer = Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 });

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use common::simulation::{Disturbance, End, Scenario, Trace, loss, run, share, weight_of_sum};
 use fusionllm_graph::ValueId;
-use fusionllm_plan::{Address, Cause, LearningRate, PeerId, Poison};
+use fusionllm_program::{Address, Cause, LearningRate, PeerId, Poison};
 use fusionllm_protocol::{
     EvalSchedule, FromPeer, Hello, Notice, PassReport, RunSettings, SentBytes, TrainingProgress, VERSION,
 };

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fusionllm_graph::ChoiceRng;
-use fusionllm_plan::TensorKey;
+use fusionllm_program::TensorKey;
 use fusionllm_protocol::{Follower, FollowerAction, FromPeer, Greeting, MemberId, Role, Source};
 use proptest::prelude::*;
 

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use common::{ChoiceRng, programs};
 use fusionllm_graph::{TensorType, ValueId};
-use fusionllm_plan::{Address, PassKind, PeerId, Program};
+use fusionllm_program::{Address, PassKind, PeerId, Program};
 use fusionllm_protocol::{Inbox, TensorHeader};
 use proptest::prelude::*;
 

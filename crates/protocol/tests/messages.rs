@@ -9,7 +9,9 @@ use common::{names, programs};
 use fusionllm_compress::Codec;
 use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{DType, TensorType, Value, ValueId, ValueKind};
-use fusionllm_plan::{Address, Cause, Holding, Instruction, Optimizer, PassKind, PeerId, Poison, TensorKey, Verdict};
+use fusionllm_program::{
+    Address, Cause, Holding, Instruction, Optimizer, PassKind, PeerId, Poison, TensorKey, Verdict,
+};
 use fusionllm_protocol::{
     Answer, Assignment, BulkHeader, CodecError, CodecSpectrum, ComputeCommand, Contact, Farewell, FromPeer, Heartbeat,
     Hello, MemberId, PassReport, PeerHello, Question, ReceivedBytes, Request, SentBytes, Source, TensorHeader, ToPeer,

@@ -6,7 +6,7 @@ mod common;
 
 use common::stage::{Said, Stage};
 use fusionllm_graph::ValueId;
-use fusionllm_plan::{Address, Cause, PeerId, Poison};
+use fusionllm_program::{Address, Cause, PeerId, Poison};
 use fusionllm_protocol::{Action, Farewell, FromPeer, Notice, PassReport, Standing, StepRecord, ToPeer};
 
 fn poison(cause: Cause, tensor: Address) -> Option<Poison> {

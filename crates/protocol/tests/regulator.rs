@@ -5,9 +5,9 @@ use fusionllm_graph::ops::SgdStep;
 use fusionllm_graph::{DType, autodiff};
 use fusionllm_models::Gpt2Config;
 use fusionllm_plan::{
-    Cluster, Compression, Compressor, Device, Link, Optimizer, PeerId, Plan, Program, Rates, Schedule, Site, compile,
-    equal_compute,
+    Cluster, Compression, Compressor, Device, Link, Plan, Rates, Schedule, Site, compile, equal_compute,
 };
+use fusionllm_program::{Optimizer, PeerId, Program};
 use fusionllm_protocol::{CodecError, CodecUpdate, PassReport, ReceivedBytes, Regulator, StepRecord};
 
 const SGD: Optimizer = Optimizer::Sgd(SgdStep { momentum: 0.9, weight_decay: 0.0, nesterov: false });

@@ -15,9 +15,10 @@ use fusionllm_graph::ops::{AdamwStep, SgdStep};
 use fusionllm_graph::{DType, Graph, GraphError, TrainGraph, autodiff};
 use fusionllm_models::{Gpt2Config, ResNetConfig};
 use fusionllm_plan::{
-    Cluster, Compression, Optimizer, PlanError, PlanOptions, Schedule, Scheduled, Scheduler, SimulateOptions, Workload,
-    compile, schedule, simulate,
+    Cluster, Compression, PlanError, PlanOptions, Schedule, Scheduled, Scheduler, SimulateOptions, Workload, compile,
+    schedule, simulate,
 };
+use fusionllm_program::Optimizer;
 use fusionllm_workspace::config::Testbed;
 
 /// A model, and one batch of it in micro-batches of several sizes.

@@ -8,6 +8,7 @@ use fusionllm_exec::ExecError;
 use fusionllm_graph::{Advice, GraphError};
 use fusionllm_import::ImportError;
 use fusionllm_plan::PlanError;
+use fusionllm_program::ProgramError;
 use fusionllm_workspace::checkpoint::CheckpointError;
 use fusionllm_workspace::config::JobError;
 
@@ -89,6 +90,12 @@ impl Advice for WorkbenchError {
             Self::Diverged { .. } => Some("use an earlier checkpoint".into()),
             Self::State(_) | Self::Graph(_) | Self::Backend(_) | Self::Exec(_) => None,
         }
+    }
+}
+
+impl From<ProgramError> for WorkbenchError {
+    fn from(e: ProgramError) -> Self {
+        Self::Plan(e.into())
     }
 }
 

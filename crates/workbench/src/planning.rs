@@ -1,9 +1,10 @@
 //! From a job, and from the known machines, to a plan.
 
 use fusionllm_plan::{
-    Cluster, Origin, Plan, PlanOptions, PreparedPlan, Program, SavedPlan, Scheduled, Simulation, Workload, idle_note,
-    prepare, schedule, schedule_unknown,
+    Cluster, Origin, Plan, PlanOptions, PreparedPlan, SavedPlan, Scheduled, Simulation, Workload, idle_note, prepare,
+    schedule, schedule_unknown,
 };
+use fusionllm_program::Program;
 use fusionllm_workspace::config::{Choice, Job};
 
 use crate::WorkbenchError;

@@ -12,7 +12,8 @@ use fusionllm_exec::local::{LocalRun, Training};
 use fusionllm_graph::ops::{AdamwStep, SgdStep};
 use fusionllm_graph::{HostTensor, autodiff};
 use fusionllm_import::ImportOptions;
-use fusionllm_plan::{LearningRate, Optimizer, Schedule, compile, equal_compute};
+use fusionllm_plan::{Schedule, compile, equal_compute};
+use fusionllm_program::{LearningRate, Optimizer};
 use fusionllm_workbench::model::check::check;
 use fusionllm_workbench::model::imported::ImportedModel;
 

@@ -14,7 +14,8 @@ use fusionllm_graph::{
     CounterRng, DType, Graph, HostTensor, Precision, TensorType, TrainGraph, Value, ValueKind, autodiff,
 };
 use fusionllm_models::{AttentionImplementation, Gpt2Config, ResNetConfig, ResNetStem};
-use fusionllm_plan::{LearningRate, Optimizer, Plan, Schedule, compile};
+use fusionllm_plan::{Plan, Schedule, compile};
+use fusionllm_program::{LearningRate, Optimizer};
 
 pub(crate) fn gpt2(attention: AttentionImplementation, dropout: f64) -> Graph {
     let config = Gpt2Config {

@@ -15,7 +15,8 @@ use fusionllm_exec::local::{LocalRun, Training};
 use fusionllm_graph::ops::{AdamwStep, SgdStep};
 use fusionllm_graph::{DType, Graph, HostTensor, ValueId, autodiff};
 use fusionllm_models::Decoder;
-use fusionllm_plan::{LearningRate, Optimizer, Schedule, TensorKey, compile, equal_compute};
+use fusionllm_plan::{Schedule, compile, equal_compute};
+use fusionllm_program::{LearningRate, Optimizer, TensorKey};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use safetensors::SafeTensors;
 

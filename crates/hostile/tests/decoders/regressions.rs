@@ -4,7 +4,7 @@ use fusionllm_graph::ops::{Full, SgdStep};
 use fusionllm_graph::{DType, Op, TensorType};
 use fusionllm_hostile::{TARGETS, assignment_of, one_operator};
 use fusionllm_node::decoders;
-use fusionllm_plan::Optimizer;
+use fusionllm_program::Optimizer;
 
 use crate::corpus::samples;
 use crate::panics;

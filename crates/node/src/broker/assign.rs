@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bytes::Bytes;
-use fusionllm_plan::{PerPass, TensorKey};
+use fusionllm_program::{PerPass, TensorKey};
 use fusionllm_protocol::{
     Assignment, BulkHeader, Contact, MAX_ASSIGNMENT_BYTES, MemberId, Order, Source, decode, encode, share_of,
 };

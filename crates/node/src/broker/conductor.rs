@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use fusionllm_data::Dataset;
 use fusionllm_graph::{Advice, Precision};
-use fusionllm_plan::{Address, Cluster};
+use fusionllm_plan::Cluster;
+use fusionllm_program::Address;
 use fusionllm_protocol::{
     Action, Arrival, BatchId, EvalRecord, Farewell, FromPeer, Hello, Member, MemberId, Run, StepRecord, TensorHeader,
     ToPeer, TrainingProgress, decode, encode,

@@ -1,7 +1,8 @@
 //! How a run gets its plan: made for known machines, given, or made once joiners are measured.
 
 use fusionllm_graph::units::counted;
-use fusionllm_plan::{Plan, Program, Scheduler};
+use fusionllm_plan::{Plan, Scheduler};
+use fusionllm_program::Program;
 use fusionllm_protocol::ExpectedPeers;
 use fusionllm_workbench::model::Model;
 use fusionllm_workbench::planning::{Planned, place, plan_blind, plan_for};

@@ -190,7 +190,7 @@ mod tests {
     use fusionllm_backend::interpret;
     use fusionllm_data::write_tensors;
     use fusionllm_graph::{ValueId, ValueKind};
-    use fusionllm_plan::share_of_loss;
+    use fusionllm_program::share_of_loss;
 
     use super::super::origin::Origin;
     use super::*;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use fusionllm_graph::ValueId;
-use fusionllm_plan::{Address, PeerId, PerPass, Plan, Program, Simulation};
+use fusionllm_plan::{Plan, Simulation};
+use fusionllm_program::{Address, PeerId, PerPass, Program};
 use fusionllm_protocol::MemberId;
 use fusionllm_workbench::model::Model;
 use fusionllm_workspace::config::Job;

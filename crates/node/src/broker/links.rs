@@ -5,7 +5,7 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use fusionllm_graph::TensorType;
-use fusionllm_plan::TensorKey;
+use fusionllm_program::TensorKey;
 use fusionllm_protocol::{MemberId, PeerHello, Roster, Standing, ToPeer, decode};
 use fusionllm_transport::{Connection, Endpoint, Lanes, PeerAddr};
 use tokio::sync::mpsc::UnboundedSender;

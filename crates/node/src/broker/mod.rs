@@ -28,7 +28,8 @@ use entry::{Incoming, KnownKeys, Visitors, accept, admission, open_endpoint, ren
 use feeds::Feeds;
 use fusionllm_data::Dataset;
 use fusionllm_graph::Advice;
-use fusionllm_plan::{PASSES_IN_FLIGHT, Plan};
+use fusionllm_plan::Plan;
+use fusionllm_program::PASSES_IN_FLIGHT;
 use fusionllm_protocol::{EvalSchedule, Roster, Run, RunOptions, RunSettings, TrainingProgress};
 use fusionllm_transport::{Endpoint, EndpointOptions, PeerKey, Relay};
 use fusionllm_workbench::model::models;

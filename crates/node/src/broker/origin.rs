@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use fusionllm_data::weights::Weights;
 use fusionllm_graph::{HostTensor, StateTensor, Value, ValueKind};
-use fusionllm_plan::TensorKey;
+use fusionllm_program::TensorKey;
 use fusionllm_workbench::WorkbenchError;
 use fusionllm_workbench::model::imported::ImportedModel;
 use fusionllm_workbench::model::state::{compare, state};

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, mpsc};
 
-use fusionllm_plan::{Cluster, PeerId, Program, compile_forward};
+use fusionllm_plan::{Cluster, compile_forward};
+use fusionllm_program::{PeerId, Program};
 use fusionllm_protocol::{ExpectedReports, Formation, MemberId, share_of};
 use fusionllm_workbench::WorkbenchError;
 use fusionllm_workbench::model::Model;

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 
 use bytes::Bytes;
 use fusionllm_graph::HostTensor;
-use fusionllm_plan::{PeerId, Program};
+use fusionllm_program::{PeerId, Program};
 use fusionllm_protocol::{BulkHeader, MAX_CONTROL_BYTES, TensorHeader, decode, encode};
 use fusionllm_transport::{Connection, Lane, Receiver};
 use serde::Serialize;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use fusionllm_graph::TensorType;
 use fusionllm_graph::units::bytes;
-use fusionllm_plan::{Medium, TensorKey};
+use fusionllm_program::{Medium, TensorKey};
 use fusionllm_protocol::{Assignment, Contact, MemberId, Role, Source, decode};
 use fusionllm_transport::PeerAddr;
 use fusionllm_workbench::machine::memory as machine_memory;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fusionllm_graph::{Advice, HostTensor};
-use fusionllm_plan::PeerId;
+use fusionllm_program::PeerId;
 use fusionllm_protocol::{
     Assignment, BulkHeader, FromPeer, Hello, MAX_ASSIGNMENT_BYTES, ToPeer, VERSION, decode, encode,
 };

@@ -5,7 +5,7 @@ use std::sync::{Arc, mpsc};
 
 use fusionllm_exec::{Executor, Snapshot};
 use fusionllm_graph::{Advice, TensorType};
-use fusionllm_plan::{Medium, TensorKey};
+use fusionllm_program::{Medium, TensorKey};
 use fusionllm_protocol::{Assignment, ComputeCommand};
 
 use super::compute::{Loading, Mailbox, NetLink, ProgramRunner, Scratch};

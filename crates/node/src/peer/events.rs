@@ -1,6 +1,6 @@
 //! Everything that reaches a peer's loop. A task or thread of its own reads each source.
 
-use fusionllm_plan::TensorKey;
+use fusionllm_program::TensorKey;
 use fusionllm_protocol::{MemberId, PeerHello, ToPeer};
 use fusionllm_transport::{Connection, Lanes};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};

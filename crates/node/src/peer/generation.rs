@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use fusionllm_exec::Coder;
 use fusionllm_graph::{Advice, HostTensor};
-use fusionllm_plan::{PASSES_IN_FLIGHT, PassKind, PeerId, TensorKey, Verdict};
+use fusionllm_program::{PASSES_IN_FLIGHT, PassKind, PeerId, TensorKey, Verdict};
 use fusionllm_protocol::{Assignment, ComputeCommand, Inbox, MemberId, PeerHello};
 use fusionllm_transport::{Connection, DisconnectReason, Lanes, PeerAddr, Receiver};
 use tokio::sync::oneshot;

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fusionllm_graph::Advice;
-use fusionllm_plan::{Device, TensorKey};
+use fusionllm_plan::Device;
+use fusionllm_program::TensorKey;
 use fusionllm_protocol::{Farewell, Follower, FollowerAction, FromPeer, Greeting, MemberId, PeerHello, ToPeer};
 use fusionllm_transport::{Connection, Lanes, PeerAddr, PeerKey};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};

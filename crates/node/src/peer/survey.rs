@@ -1,7 +1,8 @@
 //! A joiner's answers while the broker measures its machine. [`fusionllm_protocol::Survey`] is the broker's side.
 
 use fusionllm_graph::Advice;
-use fusionllm_plan::{DISK_RATE, Device, HOST_LINK_RATE, Program};
+use fusionllm_plan::{DISK_RATE, Device, HOST_LINK_RATE};
+use fusionllm_program::Program;
 use fusionllm_protocol::{FromPeer, MachineProfile, MemberId};
 use fusionllm_transport::PeerAddr;
 use fusionllm_workbench::machine::memory;

@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{Builder, DType, HostTensor, Init, autodiff};
-use fusionllm_plan::{
-    Address, Optimizer, PassKind, PeerId, Plan, Program, Schedule, TensorKey, Verdict, compile, compile_forward,
-};
+use fusionllm_plan::{Plan, Schedule, compile, compile_forward};
+use fusionllm_program::{Address, Optimizer, PassKind, PeerId, Program, TensorKey, Verdict};
 use fusionllm_protocol::{
     Assignment, BulkHeader, ComputeCommand, Contact, Farewell, FromPeer, Hello, MemberId, Source, TensorHeader, ToPeer,
     encode,

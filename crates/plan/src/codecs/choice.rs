@@ -3,13 +3,12 @@
 use std::collections::BTreeMap;
 
 use fusionllm_compress::{Bits, Codec, TopK, ValueFormat, adatopk};
+use fusionllm_program::{Optimizer, PeerId, Program};
 
 use super::rule::{Compression, Compressor, LinkCodec};
 use super::traffic::Traffic;
 use crate::cost::Cluster;
 use crate::error::PlanError;
-use crate::optimizer::Optimizer;
-use crate::program::{PeerId, Program};
 use crate::simulate::{SimulateOptions, Simulator};
 
 /// The most that rules which know the links let a step grow, relative to the shortest one, to use less lossy codecs.

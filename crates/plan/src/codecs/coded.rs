@@ -4,8 +4,7 @@ use std::collections::BTreeSet;
 
 use fusionllm_compress::Element;
 use fusionllm_graph::{Graph, Phase, TrainGraph, ValueId, ValueKind};
-
-use crate::program::{element, takes_codec};
+use fusionllm_program::{element, takes_codec};
 
 /// The values that a codec may change on their way to another peer: activations that have a gradient, and gradients of
 /// activations.

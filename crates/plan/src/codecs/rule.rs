@@ -5,11 +5,11 @@ use std::str::FromStr;
 
 use fusionllm_compress::{Codec, Element, TopK};
 use fusionllm_graph::TensorType;
+use fusionllm_program::{PeerId, element, takes_codec};
 use serde::{Deserialize, Serialize};
 
 use super::loss::{LossBudget, added_loss, gentlest_topk, of_f32};
 use crate::error::PlanError;
-use crate::program::{PeerId, element, takes_codec};
 
 /// How tensors are compressed between peers.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use fusionllm_compress::{Codec, Element};
 use fusionllm_graph::TensorType;
+use fusionllm_program::{PeerId, Program, element, encoded_bytes};
 
 use crate::cost::{Cluster, Line};
 use crate::error::PlanError;
-use crate::program::{PeerId, Program, element, encoded_bytes};
 
 /// The messages of one step that may be compressed, by link.
 #[derive(Debug, Clone, PartialEq)]

@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fusionllm_graph::{ValueId, ValueKind};
+use fusionllm_program::{Address, Holding, Instruction, PeerId, Program};
 
 use super::compiler::Compiler;
 use super::emit::Emitter;
 use super::uses::Uses;
 use crate::offload::rewrite;
-use crate::program::{Address, Holding, Instruction, PeerId, Program};
 
 /// Writes the Program of every peer.
 pub(super) fn programs(c: &Compiler<'_>) -> Vec<Program> {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use fusionllm_graph::{Graph, NodeId, Phase, StateUpdate, TrainGraph, ValueId};
+use fusionllm_program::{GradientPart, PassKind, PeerId, Reduction};
 
 use super::node_stages::NodeStages;
 use super::tasks::{StageTasks, Task, order};
@@ -11,7 +12,6 @@ use crate::codecs::coded_values;
 use crate::error::PlanError;
 use crate::graph_facts::cheap;
 use crate::plan::{Plan, Stage};
-use crate::program::{GradientPart, PassKind, PeerId, Reduction};
 use crate::schedule::TaskKind;
 
 /// Most runs of operators (nodes times micro-batches) in one step.

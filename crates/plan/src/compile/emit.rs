@@ -3,11 +3,11 @@
 use std::collections::HashSet;
 
 use fusionllm_graph::{NodeId, StateUpdate, ValueId, ValueKind};
+use fusionllm_program::{Address, Instruction, PassKind, PeerId};
 
 use super::compiler::{Compiler, Pass};
 use super::uses::Uses;
 use crate::plan::Stage;
-use crate::program::{Address, Instruction, PassKind, PeerId};
 
 /// Writes one peer's instructions.
 pub(super) struct Emitter<'a> {

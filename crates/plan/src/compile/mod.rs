@@ -10,6 +10,7 @@ mod uses;
 use std::collections::{BTreeMap, BTreeSet};
 
 use fusionllm_graph::{Graph, Op, TrainGraph, ValueId};
+use fusionllm_program::{Address, PeerId, Program};
 
 use assemble::programs;
 use compiler::Compiler;
@@ -17,7 +18,6 @@ pub use node_stages::NodeStages;
 
 use crate::error::PlanError;
 use crate::plan::Plan;
-use crate::program::{Address, PeerId, Program};
 
 /// Compiles the Programs of a training step, one per peer of the plan.
 pub fn compile(plan: &Plan, forward: &Graph, train: &TrainGraph) -> Result<Vec<Program>, PlanError> {

@@ -3,8 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fusionllm_graph::ValueId;
-
-use crate::program::PeerId;
+use fusionllm_program::PeerId;
 
 /// One use's parts of a parameter's gradient.
 #[derive(Clone)]

@@ -1,13 +1,13 @@
 use fusionllm_compress::Codec;
 use fusionllm_graph::Cost;
 use fusionllm_graph::ops::OpClass;
+use fusionllm_program::Medium;
 use serde::{Deserialize, Serialize};
 
 use super::card::Card;
 use super::curve::Curve;
 use super::measured::{CodecStep, CopyDirection, Measured, OperatorCurves};
 use super::operators::work_units;
-use crate::program::Medium;
 
 /// Bytes/s of a tensor that a codec encodes where it was not measured: what `profile` found for top-k on a server's core.
 const ENCODE_RATE: f64 = 1.75e9;

@@ -1,8 +1,8 @@
 use fusionllm_graph::ops::{Binary, SquaredNorm};
 use fusionllm_graph::{Cost, DType, Op, TensorType};
+use fusionllm_program::Optimizer;
 
 use super::device::Device;
-use crate::optimizer::Optimizer;
 
 /// An operator that no graph node stands for.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 
 use fusionllm_graph::{Cost, Graph, NodeId, Phase, TrainGraph, ValueId, ValueKind};
+use fusionllm_program::Optimizer;
 
 use super::device::Device;
 use super::extra::{ExtraOperator, squared_norm, sum, update};
 use super::operators::node_signature;
 use crate::graph_facts::cheap;
-use crate::optimizer::Optimizer;
 
 /// The operators and values of a training step, wherever they are placed. All figures are for one micro-batch, except
 /// those of [`Self::parameters`].

@@ -3,14 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use fusionllm_graph::NodeId;
+use fusionllm_program::{Instruction, Medium, Optimizer, Program};
 
 use super::PeerOffload;
 use super::recompute::{Activations, Recomputed};
 use super::rewrite::{activations, rewrite};
 use crate::cost::{Cluster, CopyDirection, Device};
 use crate::error::PlanError;
-use crate::optimizer::Optimizer;
-use crate::program::{Instruction, Medium, Program};
 use crate::simulate::{SimulateOptions, Simulation, node_seconds, simulate};
 
 /// The least bytes of a tensor that is offloaded. Smaller ones stay in memory, because moving one takes a system call,

@@ -8,12 +8,11 @@ mod uses;
 use std::collections::BTreeSet;
 
 use fusionllm_graph::units;
+use fusionllm_program::{Medium, OffloadedBytes, PeerId, Program};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use choice::{Offloaded, offload};
 pub(crate) use rewrite::rewrite;
-
-use crate::program::{Medium, OffloadedBytes, PeerId, Program};
 
 /// The tensors that a peer keeps outside its device's memory while nothing uses them, and those that it computes again
 /// instead of keeping them. Tensors are named as in the graph.

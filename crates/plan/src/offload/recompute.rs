@@ -3,8 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use fusionllm_graph::{NodeId, Phase, ValueId, ValueKind};
-
-use crate::program::{Bytes, Instruction, Program, storage};
+use fusionllm_program::{Bytes, Instruction, Program, storage};
 
 /// Frees the activations of these names after forward, and computes them again where backward needs them. If such an
 /// activation is computed from values that are gone, these are computed again as well. Returns the values that are made

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use fusionllm_graph::{ValueId, ValueKind};
+use fusionllm_program::{Access, Address, Instruction, Program};
 
 use super::PeerOffload;
 use super::recompute::{Activations, recompute};
 use super::uses::{Span, uses};
-use crate::program::{Access, Address, Instruction, Program};
 
 /// Writes the offloading that `offload` asks for into a Program that has none. Tensors that the Program does not have
 /// are ignored.

@@ -3,8 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use fusionllm_graph::ValueId;
-
-use crate::program::{Access, Address, Instruction, Program, storage};
+use fusionllm_program::{Access, Address, Instruction, Program, storage};
 
 /// Instructions, the first and the last, between which a tensor must be in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

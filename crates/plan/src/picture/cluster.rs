@@ -1,11 +1,11 @@
 use std::collections::BTreeMap;
 
 use fusionllm_graph::units::{bytes, counted, rate, seconds};
+use fusionllm_program::PeerId;
 
 use super::svg::{Anchor, FAINT, INK, RULE, Svg, fill};
 use crate::cost::{Cluster, Link, Place};
 use crate::plan::Plan;
-use crate::program::PeerId;
 use crate::simulate::Simulation;
 
 const WIDTH: f64 = 1280.0;

@@ -1,8 +1,8 @@
 use fusionllm_graph::units::{bytes, counted, seconds};
+use fusionllm_program::PeerId;
 
 use super::svg::{Anchor, FAINT, INK, RULE, Svg, fill};
 use crate::cost::Cluster;
-use crate::program::PeerId;
 use crate::simulate::{Activity, Simulation, Span};
 
 const WIDTH: f64 = 1280.0;

@@ -1,7 +1,7 @@
+use fusionllm_program::PeerId;
 use serde_json::{Value, json};
 
 use crate::cost::Cluster;
-use crate::program::PeerId;
 use crate::simulate::{Activity, Simulation};
 
 /// One recorded step as a trace in the [format] that Chrome and Perfetto open. Each peer is a process. One of its

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fusionllm_graph::{Graph, NodeId, Phase, TrainGraph, ValueId, ValueKind};
+use fusionllm_program::Optimizer;
 
 use crate::codecs::{Compression, coded_values};
 use crate::cost::{Device, Work, message_bytes};
-use crate::optimizer::Optimizer;
 use crate::search::{Chain, Input, Message, Seconds, Tie, TieUser, prefix_sums};
 
 /// A graph as a chain of atoms.

@@ -2,11 +2,11 @@
 
 use fusionllm_graph::Graph;
 use fusionllm_graph::units::bytes;
+use fusionllm_program::PeerId;
 
 use super::atoms::ModelChain;
 use crate::cost::Cluster;
 use crate::error::PlanError;
-use crate::program::PeerId;
 use crate::schedule::Schedule;
 use crate::search::{MAX_CUT_POSITIONS, Problem, StageRange, equal_memory};
 

@@ -18,12 +18,12 @@ use space::SearchSpace;
 
 use fusionllm_compress::Element;
 use fusionllm_graph::units::counted;
+use fusionllm_program::PeerId;
 
 use crate::codecs::{Compression, Compressor, LossBudget, SLACK, widest_coded};
 use crate::cost::Cluster;
 use crate::error::PlanError;
 use crate::plan::Plan;
-use crate::program::PeerId;
 use crate::schedule::Schedule;
 
 /// Makes a plan for one of `workloads`, on some of the cluster's devices, with the codecs of its links. The workloads

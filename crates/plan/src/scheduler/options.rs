@@ -2,10 +2,10 @@ use std::fmt;
 use std::str::FromStr;
 
 use fusionllm_graph::{Graph, TrainGraph};
+use fusionllm_program::Optimizer;
 
 use crate::codecs::Compression;
 use crate::error::PlanError;
-use crate::optimizer::Optimizer;
 use crate::schedule::Schedule;
 
 /// A way to cut a model into stages.

@@ -1,13 +1,13 @@
 //! A plan with its codecs, its Programs and its prediction.
 
+use fusionllm_program::{Optimizer, Program};
+
 use super::options::Workload;
 use crate::codecs::{Compression, Compressor, assign};
 use crate::compile::compile;
 use crate::cost::Cluster;
 use crate::error::PlanError;
-use crate::optimizer::Optimizer;
 use crate::plan::Plan;
-use crate::program::Program;
 use crate::simulate::{SimulateOptions, Simulation, simulate};
 
 /// A plan that is ready to run.

@@ -1,11 +1,11 @@
+use fusionllm_program::{Optimizer, PeerId, Program};
+
 use super::options::{PlanOptions, Workload};
 use super::prepare::{PreparedPlan, prepare};
 use crate::cost::Cluster;
 use crate::error::PlanError;
 use crate::offload::{Offloaded, offload, sentence};
-use crate::optimizer::Optimizer;
 use crate::plan::Plan;
-use crate::program::{PeerId, Program};
 use crate::simulate::Simulation;
 
 /// A plan for known machines, ready to run.

@@ -3,6 +3,8 @@
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
 
+use fusionllm_program::PeerId;
+
 use super::atoms::ModelChain;
 use super::misfit::misfit;
 use super::options::{PlanOptions, Scheduler, Workload};
@@ -13,7 +15,6 @@ use crate::codecs::Compression;
 use crate::cost::{Cluster, classes};
 use crate::error::PlanError;
 use crate::plan::Plan;
-use crate::program::PeerId;
 use crate::schedule::Schedule;
 use crate::search::{
     MAX_CUT_POSITIONS, MAX_THOROUGH_UNITS, MAX_UNITS, Problem, ScoredPlan, SearchDepth, StageRange, equal_compute,

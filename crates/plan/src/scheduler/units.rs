@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use fusionllm_program::PeerId;
+
 use crate::cost::congestion::window_rate;
 use crate::cost::{Cluster, Device, Line, Place};
-use crate::program::PeerId;
 use crate::search::{LineShare, LinkCost, Machines, OffloadCost, Unit, communities};
 
 /// Most units among which a plan is searched.

@@ -3,6 +3,8 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
+use fusionllm_program::{Address, PASSES_IN_FLIGHT, PeerId, ProgramError};
+
 use super::load::Load;
 use super::messages::Message;
 use super::network::{Departed, Departure, Network};
@@ -12,7 +14,6 @@ use super::{
 };
 use crate::cost::Cluster;
 use crate::error::PlanError;
-use crate::program::{Address, PASSES_IN_FLIGHT, PeerId};
 
 /// Passes that may have messages in flight at once. A peer may have finished the oldest pass in flight already.
 const MESSAGE_PASSES: usize = PASSES_IN_FLIGHT + 1;
@@ -148,7 +149,7 @@ impl<'a> Engine<'a> {
             _ => "the verdict".into(),
         };
         let name = self.cluster.name(p.unwrap_or(PeerId::BROKER));
-        Err(PlanError::Program(format!("{name} waits forever for {what}")))
+        Err(ProgramError(format!("{name} waits forever for {what}")).into())
     }
 
     fn handle(&mut self, event: Event) {

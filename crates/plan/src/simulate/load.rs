@@ -4,13 +4,13 @@ use std::collections::HashMap;
 
 use fusionllm_compress::Codec;
 use fusionllm_graph::ValueId;
+use fusionllm_program::{Address, PeerId, Program, ProgramError};
 
 use super::SimulateOptions;
 use super::messages::{Message, Messages, value_type};
 use super::steps::{Step, Writer};
 use crate::cost::{Cluster, CodecStep, Line, Link, message_bytes};
 use crate::error::PlanError;
-use crate::program::{Address, PeerId, Program};
 
 /// All messages from one peer to another. They keep their order.
 #[derive(Debug, Clone)]
@@ -158,7 +158,7 @@ struct Coded {
 /// The size of a message, and the seconds of both ends for it.
 fn coded(m: &Message, programs: &[Program], cluster: &Cluster) -> Result<Coded, PlanError> {
     let at = |peer: PeerId| programs.get(peer.0 as usize);
-    let receiver = at(m.to).ok_or_else(|| PlanError::Program(format!("there is no {}", m.to)))?;
+    let receiver = at(m.to).ok_or_else(|| ProgramError(format!("there is no {}", m.to)))?;
     let ty = value_type(receiver, m.tensor.value())?;
     // The sender's codec decides; the broker has none.
     let sender = at(m.from);

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use fusionllm_graph::{TensorType, ValueId};
+use fusionllm_program::{Address, PeerId, Program, ProgramError};
 
 use crate::error::PlanError;
-use crate::program::{Address, PeerId, Program};
 
 /// A message of every training step.
 #[derive(Debug, Clone, Copy)]
@@ -53,6 +53,6 @@ impl Messages {
 
 /// The type of a value that a Program names.
 pub(super) fn value_type(p: &Program, v: ValueId) -> Result<&TensorType, PlanError> {
-    let value = p.values.get(&v).ok_or_else(|| PlanError::Program(format!("{} does not know value {v}", p.peer)))?;
+    let value = p.values.get(&v).ok_or_else(|| ProgramError(format!("{} does not know value {v}", p.peer)))?;
     Ok(&value.ty)
 }

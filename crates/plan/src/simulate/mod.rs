@@ -4,8 +4,8 @@
 //! long as its device takes. A send never blocks; a receive waits. Messages from one machine to another go one after
 //! the other, and both directions at once. Channels that share a network card, an uplink or a link
 //! divide its bandwidth fairly. They get less of it when more bytes wait than its queue holds. Norms and verdicts overtake tensors, as on the wire. The
-//! broker sends the inputs of up to [`PASSES_IN_FLIGHT`](crate::PASSES_IN_FLIGHT) passes ahead. No update is applied
-//! before the verdict. A peer begins its next step as soon as its own updates are applied, so steps overlap.
+//! broker sends the inputs of up to [`PASSES_IN_FLIGHT`](fusionllm_program::PASSES_IN_FLIGHT) passes ahead. No update
+//! is applied before the verdict. A peer begins its next step as soon as its own updates are applied, so steps overlap.
 
 mod engine;
 mod load;
@@ -17,10 +17,10 @@ mod what_if;
 pub(crate) use steps::node_seconds;
 pub use what_if::{Change, WhatIf, what_if};
 
+use fusionllm_program::{Address, Optimizer, PeerId, Program};
+
 use crate::cost::{Cluster, Line, Link};
 use crate::error::PlanError;
-use crate::optimizer::Optimizer;
-use crate::program::{Address, PeerId, Program};
 
 /// Bytes that a peer's process holds besides tensors. 3.1 MB of them are iroh's receive buffers. The rest is the
 /// runtime, connections and Programs. It was fitted on nine testbeds, none of which the bench `prediction` uses.

@@ -238,10 +238,10 @@ impl<'a> Network<'a> {
 #[cfg(test)]
 mod tests {
     use fusionllm_graph::ChoiceRng;
+    use fusionllm_program::{Address, PeerId};
 
     use super::*;
     use crate::cost::{Line, Link};
-    use crate::program::{Address, PeerId};
     use crate::simulate::load::Channel as Route;
     use crate::simulate::messages::Message;
 

@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use fusionllm_graph::{NodeId, Phase, ValueId};
+use fusionllm_program::{Access, Address, Instruction, Medium, Memory, PeerId, Program, ProgramError};
 
 use super::messages::{Messages, value_type};
 use super::{Activity, SimulateOptions};
 use crate::cost::{CopyDirection, Device, signature, squared_norm, sum, update};
 use crate::error::PlanError;
-use crate::program::{Access, Address, Instruction, Medium, Memory, PeerId, Program};
 
 /// One step of a peer.
 #[derive(Debug, Clone, Copy)]
@@ -152,7 +152,7 @@ impl<'a> Writer<'a> {
     }
 
     fn not_validated(&self) -> PlanError {
-        PlanError::Program(format!("{} was not validated", self.program.peer))
+        ProgramError(format!("{} was not validated", self.program.peer)).into()
     }
 
     fn cost(&self, parameter: ValueId) -> Result<UpdateCost, PlanError> {
@@ -175,7 +175,7 @@ impl<'a> Writer<'a> {
         let copy = self.device.copy_seconds(CopyDirection::Download, bytes as f64);
         self.compute(self.activity(tensor), tensor.micro_batch(), copy, held);
         let (message, _) = self.messages.find(to, tensor).ok_or_else(|| {
-            PlanError::Program(format!("{} sends {to} a message that {to} does not expect", self.program.peer))
+            ProgramError(format!("{} sends {to} a message that {to} does not expect", self.program.peer))
         })?;
         self.out.push(Step::Send { message });
         self.exchange(tensor, message, false, self.kept.saturating_add(self.memory.live()));

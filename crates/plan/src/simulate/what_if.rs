@@ -1,9 +1,10 @@
 //! The bottleneck of a step, and how much faster the step would be with a faster line or device.
 
+use fusionllm_program::{PeerId, Program};
+
 use super::{SimulateOptions, Simulation, simulate};
 use crate::cost::{Card, Cluster, DirectLink, Line, Link, Place};
 use crate::error::PlanError;
-use crate::program::{PeerId, Program};
 
 /// One change to a cluster, and the step it would bring.
 #[derive(Debug, Clone, PartialEq)]

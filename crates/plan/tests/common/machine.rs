@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use fusionllm_graph::{ValueId, ValueKind};
-use fusionllm_plan::{Access, Address, Instruction, PeerId, Program};
+use fusionllm_program::{Access, Address, Instruction, PeerId, Program};
 
 type Symbol = u64;
 

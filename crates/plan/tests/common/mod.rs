@@ -7,7 +7,8 @@ pub(crate) mod machine;
 pub(crate) use fusionllm_graph::ChoiceRng;
 use fusionllm_graph::ops::{BatchNorm, Compare, Triangle, Unary};
 use fusionllm_graph::{Builder, DType, Graph, GraphError, HostTensor, Init, TensorType, TrainGraph, ValueId, autodiff};
-use fusionllm_plan::{Plan, Program, Schedule, compile, compile_forward};
+use fusionllm_plan::{Plan, Schedule, compile, compile_forward};
+use fusionllm_program::Program;
 
 const ROWS: usize = 4;
 const WIDTH: usize = 6;

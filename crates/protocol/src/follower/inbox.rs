@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use fusionllm_graph::TensorType;
-use fusionllm_plan::{Address, PassKind, PeerId, PerPass, Program};
+use fusionllm_program::{Address, PassKind, PeerId, PerPass, Program};
 
 use crate::TensorHeader;
 

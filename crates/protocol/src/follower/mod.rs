@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub use inbox::{Inbox, UnexpectedTensor};
 pub use role::{FollowerAction, Greeting, Role};
 
-use fusionllm_plan::TensorKey;
+use fusionllm_program::TensorKey;
 
 use crate::{FromPeer, MemberId, Source};
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fusionllm_plan::{PeerId, TensorKey};
+use fusionllm_program::{PeerId, TensorKey};
 
 use crate::{Assignment, FromPeer, MemberId, Source};
 

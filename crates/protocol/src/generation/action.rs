@@ -1,6 +1,6 @@
 //! The actions that the machine of a generation asks for, and the records that it reports.
 
-use fusionllm_plan::PassKind;
+use fusionllm_program::PassKind;
 
 use crate::{MemberId, Notice, PassReport, ToPeer, TrainingProgress};
 

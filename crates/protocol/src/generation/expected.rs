@@ -2,7 +2,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use fusionllm_graph::{DType, TensorType, ValueId};
-use fusionllm_plan::{Instruction, PassKind, PerPass, Program};
+use fusionllm_program::{Instruction, PassKind, PerPass, Program};
 
 use super::program_outline::ProgramOutline;
 

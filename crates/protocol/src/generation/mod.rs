@@ -9,7 +9,8 @@ mod steps;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use fusionllm_plan::{LinkCodec, PassKind, PeerId};
+use fusionllm_plan::LinkCodec;
+use fusionllm_program::{PassKind, PeerId};
 
 use crate::{ComputeCommand, FromPeer, Notice, PassReport, ToPeer, TrainingProgress};
 pub use action::{BatchId, EvalRecord, GenerationAction, StepRecord};

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fusionllm_graph::ValueId;
-use fusionllm_plan::{PassKind, PeerId, Verdict, clip_factor, share_of_loss};
+use fusionllm_program::{PassKind, PeerId, Verdict, clip_factor, share_of_loss};
 
 use super::expected::ReportKey;
 use super::settings::RunSettings;

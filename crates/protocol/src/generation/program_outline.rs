@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fusionllm_graph::{Node, Phase, ValueId};
-use fusionllm_plan::{Address, Cause, PeerId, Poison, Program};
+use fusionllm_program::{Address, Cause, PeerId, Poison, Program};
 
 use crate::notice::one_line;
 

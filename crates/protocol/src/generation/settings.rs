@@ -1,6 +1,6 @@
 //! The settings of a generation.
 
-use fusionllm_plan::LearningRate;
+use fusionllm_program::LearningRate;
 
 use super::ExpectedReports;
 use crate::{MemberId, ToPeer, TrainingProgress};

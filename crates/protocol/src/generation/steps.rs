@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fusionllm_graph::ValueId;
-use fusionllm_plan::{PassKind, PeerId, Poison};
+use fusionllm_program::{PassKind, PeerId, Poison};
 
 use super::pass::{Judgement, Pass};
 use super::program_outline::{Sentence, When, remedy};

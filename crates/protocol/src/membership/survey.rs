@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 
-use fusionllm_plan::{Link, Program};
+use fusionllm_plan::Link;
+use fusionllm_program::Program;
 
 use crate::{Atlas, FromPeer, MachineProfile, MemberId, ToPeer};
 
@@ -179,7 +180,8 @@ fn check_link(link: &Link) -> Result<(), String> {
 mod tests {
     use std::collections::BTreeSet;
 
-    use fusionllm_plan::{Line, Measured, PeerId, Rates};
+    use fusionllm_plan::{Line, Measured, Rates};
+    use fusionllm_program::PeerId;
 
     use super::*;
     use crate::{ExpectedPeers, Hello, Member, Roster, VERSION};

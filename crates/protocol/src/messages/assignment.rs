@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use fusionllm_graph::{TensorType, Value, ValueKind};
-use fusionllm_plan::{Address, Compression, Medium, Optimizer, PeerId, PlanError, Program, TensorKey};
+use fusionllm_plan::Compression;
+use fusionllm_program::{Address, Medium, Optimizer, PeerId, Program, ProgramError, TensorKey};
 use serde::{Deserialize, Serialize};
 
 use crate::{Contact, MemberId};
@@ -73,8 +74,8 @@ impl Assignment {
     }
 
     /// Checks everything that a peer relies on, so that it need not trust the sender.
-    pub fn validate(&self) -> Result<(), PlanError> {
-        let fail = |m: String| Err(PlanError::Program(m));
+    pub fn validate(&self) -> Result<(), ProgramError> {
+        let fail = |m: String| Err(ProgramError(m));
         if self.peer.0 as usize >= self.peers.len() {
             return fail(format!("it is for {}, but the number of peers is {}", self.peer, self.peers.len()));
         }
@@ -117,10 +118,10 @@ impl Assignment {
         self.check_sources(&state)
     }
 
-    fn check_sources(&self, state: &BTreeMap<&str, &Value>) -> Result<(), PlanError> {
-        let fail = |m: String| Err(PlanError::Program(m));
+    fn check_sources(&self, state: &BTreeMap<&str, &Value>) -> Result<(), ProgramError> {
+        let fail = |m: String| Err(ProgramError(m));
         for (key, ty) in self.mirrors.values().flatten() {
-            ty.check().map_err(|e| PlanError::Program(format!("the copy of {key}: {e}")))?;
+            ty.check().map_err(|e| ProgramError(format!("the copy of {key}: {e}")))?;
         }
         let needed = self.tensor_types();
         for (key, source) in &self.sources {

@@ -4,7 +4,8 @@ use std::net::SocketAddr;
 
 use fusionllm_compress::Codec;
 use fusionllm_graph::{TensorType, ValueId};
-use fusionllm_plan::{Address, Link, Measured, PassKind, PeerId, Program, Rates, TensorKey, Verdict};
+use fusionllm_plan::{Link, Measured, Rates};
+use fusionllm_program::{Address, PassKind, PeerId, Program, TensorKey, Verdict};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 

@@ -1,6 +1,6 @@
 //! A peer's report of a pass.
 
-use fusionllm_plan::{PeerId, Poison};
+use fusionllm_program::{PeerId, Poison};
 use serde::{Deserialize, Serialize};
 
 /// A peer's measurements of one pass. Lists are in the order of peers.

@@ -4,7 +4,8 @@ use std::fmt;
 
 use fusionllm_compress::Codec;
 use fusionllm_graph::units::rate;
-use fusionllm_plan::{LinkCodec, PeerId};
+use fusionllm_plan::LinkCodec;
+use fusionllm_program::PeerId;
 
 /// A link's sender and receiver.
 pub(super) type LinkEnds = (PeerId, PeerId);

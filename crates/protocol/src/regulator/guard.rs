@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use fusionllm_compress::{Codec, Element};
-use fusionllm_plan::PeerId;
+use fusionllm_program::PeerId;
 
 use super::change::{CodecChangeReason, LinkEnds};
 use crate::StepRecord;

@@ -7,7 +7,8 @@ mod rates;
 use std::collections::BTreeMap;
 
 use fusionllm_compress::Codec;
-use fusionllm_plan::{Cluster, Compression, LinkCodec, Optimizer, Plan, PlanError, Program, Traffic};
+use fusionllm_plan::{Cluster, Compression, LinkCodec, Plan, PlanError, Traffic};
+use fusionllm_program::{Optimizer, Program};
 
 use crate::StepRecord;
 use change::LinkEnds;

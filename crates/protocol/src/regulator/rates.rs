@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use fusionllm_plan::PeerId;
+use fusionllm_program::PeerId;
 
 use super::change::LinkEnds;
 use crate::StepRecord;

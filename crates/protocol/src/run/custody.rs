@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use fusionllm_plan::TensorKey;
+use fusionllm_program::TensorKey;
 
 use crate::{MemberId, TrainingProgress};
 

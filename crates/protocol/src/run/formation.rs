@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use fusionllm_plan::{Cluster, Line, Link, PeerId, TensorKey};
+use fusionllm_plan::{Cluster, Line, Link};
+use fusionllm_program::{PeerId, TensorKey};
 
 use crate::{ExpectedReports, MemberId, Restart};
 

@@ -17,7 +17,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use fusionllm_plan::{LinkCodec, PeerId, Program};
+use fusionllm_plan::LinkCodec;
+use fusionllm_program::{PeerId, Program};
 
 use crate::notice::{IncidentKind, Notice, Open, one_line};
 use crate::{

@@ -7,7 +7,8 @@ pub(crate) mod stage;
 pub(crate) use fusionllm_graph::ChoiceRng;
 use fusionllm_graph::ops::Unary;
 use fusionllm_graph::{Builder, DType, Init, autodiff};
-use fusionllm_plan::{Plan, Program, Schedule, compile, compile_forward};
+use fusionllm_plan::{Plan, Schedule, compile, compile_forward};
+use fusionllm_program::Program;
 
 /// Training and evaluation programs of peers with one layer each. The last peer shares the first peer's weight.
 /// Activations are just as large as codecs take them.

@@ -3,9 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use fusionllm_compress::{Codec, TopK};
-use fusionllm_plan::{
-    Address, Cause, Instruction, LearningRate, LinkCodec, PassKind, PeerId, Poison, Program, Verdict,
-};
+use fusionllm_plan::LinkCodec;
+use fusionllm_program::{Address, Cause, Instruction, LearningRate, PassKind, PeerId, Poison, Program, Verdict};
 use fusionllm_protocol::{
     AppliedCodecs, BatchId, ComputeCommand, EvalRecord, EvalSchedule, ExpectedReports, FromPeer, GenerationAction,
     GenerationMachine, MemberId, Notice, Participant, PassReport, RunSettings, SentBytes, StepRecord, ToPeer,

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use fusionllm_graph::ops::AdamwStep;
-use fusionllm_plan::{Instruction, LearningRate, Optimizer, Poison, Program};
+use fusionllm_program::{Instruction, LearningRate, Optimizer, Poison, Program};
 use fusionllm_protocol::{
     Action, Admission, Arrival, ComputeCommand, ExpectedPeers, ExpectedReports, Farewell, Formation, FromPeer,
     Heartbeat, Hello, Invitation, MemberId, Notice, PassReport, Past, Roster, Run, RunOptions, RunPhase, RunSettings,

@@ -11,7 +11,8 @@ use fusionllm_exec::local::{LocalRun, Training};
 use fusionllm_graph::ops::SgdStep;
 use fusionllm_graph::{DType, Graph, HostTensor, TensorType, TrainGraph, ValueId, autodiff};
 use fusionllm_import::{FloatType, ImportOptions, Imported};
-use fusionllm_plan::{LearningRate, Optimizer, Schedule, TensorKey, compile, equal_compute};
+use fusionllm_plan::{Schedule, compile, equal_compute};
+use fusionllm_program::{LearningRate, Optimizer, TensorKey};
 use serde::Serialize;
 
 use super::imported::ImportedModel;

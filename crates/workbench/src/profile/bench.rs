@@ -9,7 +9,7 @@ use fusionllm_backend::Backend;
 use fusionllm_exec::{Communicator, EncodeOptions, ExecError, Executor, Script};
 use fusionllm_graph::ops::SgdStep;
 use fusionllm_graph::{DType, HostTensor, NodeId, Value, ValueId};
-use fusionllm_plan::{Address, Instruction, Optimizer, PeerId, Program, Verdict};
+use fusionllm_program::{Address, Instruction, Optimizer, PeerId, Program, Verdict};
 
 use super::{Effort, MAX_REPEATS, mean, noise};
 use crate::WorkbenchError;

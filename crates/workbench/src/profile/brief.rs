@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use fusionllm_backend::Backend;
 use fusionllm_graph::{Advice, Node, NodeId};
-use fusionllm_plan::{Device, Instruction, Program};
+use fusionllm_plan::Device;
+use fusionllm_program::{Instruction, Program};
 
 use super::{BRIEF, Effort, LeftOut, Samples, cost_of, few_networks, measure_on, sample};
 use crate::WorkbenchError;

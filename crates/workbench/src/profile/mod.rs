@@ -25,9 +25,8 @@ use fusionllm_graph::{
     Cost, CounterRng, DType, Graph, HostTensor, Node, Op, TensorType, TrainGraph, ValueId, autodiff,
 };
 use fusionllm_models::{AttentionImplementation, Gpt2Config, ResNetConfig, ResNetStem};
-use fusionllm_plan::{
-    Address, CodecStep, CopyDirection, Curve, Curves, Device, Measured, Optimizer, PeerId, Program, Rates, work_units,
-};
+use fusionllm_plan::{CodecStep, CopyDirection, Curve, Curves, Device, Measured, Rates, work_units};
+use fusionllm_program::{Address, Optimizer, PeerId, Program};
 
 use crate::WorkbenchError;
 use crate::machine::memory;
@@ -341,7 +340,7 @@ impl Samples {
             self.add(&norm, &[ty], &[&scalar], typical(&took));
             for rule in &rules {
                 let (op, slots) = (rule.op(), rule.slots().len());
-                let hyper = rule.hyper(&fusionllm_plan::Verdict { apply: true, update: 9, lr: 1e-3, factor: 1.0 });
+                let hyper = rule.hyper(&fusionllm_program::Verdict { apply: true, update: 9, lr: 1e-3, factor: 1.0 });
                 let hyper = HostTensor::from_f64([hyper.len()], &hyper)?;
                 let results = vec![ty.clone(); 1 + slots];
                 let mut took = Vec::new();

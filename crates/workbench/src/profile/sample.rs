@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use fusionllm_graph::{Graph, Node, NodeId, Phase, TrainGraph, Value, ValueId, ValueKind};
-use fusionllm_plan::{Holding, Instruction, PeerId, Program, node_signature, signature};
+use fusionllm_plan::{node_signature, signature};
+use fusionllm_program::{Holding, Instruction, PeerId, Program};
 
 use crate::model::Model;
 

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use fusionllm_graph::Precision;
 use fusionllm_graph::ops::{AdamwStep, SgdStep};
-use fusionllm_plan::{Compression, Compressor, LearningRate, LossBudget, Optimizer, Schedule, Scheduler};
+use fusionllm_plan::{Compression, Compressor, LossBudget, Schedule, Scheduler};
+use fusionllm_program::{LearningRate, Optimizer};
 use serde::{Serialize, Serializer};
 
 use super::files::Files;

@@ -5,9 +5,8 @@ use std::sync::Arc;
 use fusionllm_compress::{Bits, Codec, Element, Encoder, IntBlocks, TopK, ValueFormat};
 use fusionllm_graph::{DType, TensorType, ValueId};
 use fusionllm_hostile::short_run;
-use fusionllm_plan::{
-    Address, Cause, Curve, LearningRate, Link, Measured, PassKind, PeerId, Poison, Rates, TensorKey, Verdict,
-};
+use fusionllm_plan::{Curve, Link, Measured, Rates};
+use fusionllm_program::{Address, Cause, LearningRate, PassKind, PeerId, Poison, TensorKey, Verdict};
 use fusionllm_protocol::{
     Admission, Answer, Arrival, BulkHeader, CodecError, CodecSpectrum, ComputeCommand, Contact, ExpectedPeers,
     Farewell, FromPeer, Heartbeat, Hello, Invitation, MachineProfile, MemberId, PassReport, PeerHello, Probe, Question,

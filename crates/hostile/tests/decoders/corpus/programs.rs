@@ -5,9 +5,10 @@ use fusionllm_graph::{DType, Graph, Op, TensorType, autodiff};
 use fusionllm_hostile::{assignment_of, one_operator};
 use fusionllm_models::{Gpt2Config, ResNetConfig, ResNetStem};
 use fusionllm_plan::{
-    Cluster, Device, Link, Optimizer, Origin, PeerId, Rates, SavedPlan, Schedule, SimulateOptions, compile,
-    compile_forward, equal_compute, simulate,
+    Cluster, Device, Link, Origin, Rates, SavedPlan, Schedule, SimulateOptions, compile, compile_forward,
+    equal_compute, simulate,
 };
+use fusionllm_program::{Optimizer, PeerId};
 use fusionllm_protocol::encode;
 use serde_json::json;
 

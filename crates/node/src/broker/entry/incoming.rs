@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use fusionllm_graph::{Advice, HostTensor, TensorType};
-use fusionllm_plan::TensorKey;
+use fusionllm_program::TensorKey;
 use fusionllm_protocol::{
     BulkHeader, FromPeer, Hello, MAX_HELLO_BYTES, MemberId, PeerHello, Request, VERSION, decode, hello_version,
     other_version,

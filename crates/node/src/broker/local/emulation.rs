@@ -7,7 +7,8 @@ use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use fusionllm_graph::units::rate;
-use fusionllm_plan::{Cluster, Line, Link, PeerId};
+use fusionllm_plan::{Cluster, Line, Link};
+use fusionllm_program::PeerId;
 use fusionllm_transport::emulator::{Emulator, LinkId, LinkSpec, LinkStats};
 
 use crate::NodeError;
@@ -132,9 +133,9 @@ mod tests {
     use fusionllm_graph::{Advice, DType, autodiff};
     use fusionllm_models::Gpt2Config;
     use fusionllm_plan::{
-        Address, Device, DirectLink, Optimizer, Place, Rates, Schedule, SimulateOptions, Site, Transfer, compile,
-        equal_compute, simulate,
+        Device, DirectLink, Place, Rates, Schedule, SimulateOptions, Site, Transfer, compile, equal_compute, simulate,
     };
+    use fusionllm_program::{Address, Optimizer};
     use fusionllm_transport::emulator::{Network, RouteId};
 
     use super::*;

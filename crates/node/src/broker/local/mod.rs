@@ -11,7 +11,8 @@ use std::process::Stdio;
 
 use fusionllm_backend::machine::memory::MemoryKills;
 use fusionllm_data::DiskError;
-use fusionllm_plan::{Cluster, PeerId};
+use fusionllm_plan::Cluster;
+use fusionllm_program::PeerId;
 use fusionllm_transport::{PeerAddr, Ticket};
 use tokio::process::{Child, Command};
 use tokio::task::JoinSet;

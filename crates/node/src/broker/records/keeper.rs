@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use fusionllm_graph::{HostTensor, TensorType};
-use fusionllm_plan::TensorKey;
+use fusionllm_program::TensorKey;
 use fusionllm_protocol::TrainingProgress;
 use fusionllm_workspace::checkpoint::{CheckpointError, CheckpointWriter, Checkpoints, Part, State};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};

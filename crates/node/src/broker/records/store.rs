@@ -5,7 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use fusionllm_data::{Data, Dataset};
-use fusionllm_plan::{Optimizer, Plan};
+use fusionllm_plan::Plan;
+use fusionllm_program::Optimizer;
 use fusionllm_protocol::{Atlas, CodecSpectrum, RunState, StepRecord, TrainingProgress};
 use fusionllm_transport::Ticket;
 use fusionllm_workbench::model::Model;

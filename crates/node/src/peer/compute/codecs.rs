@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use fusionllm_exec::{Coder, EncodeOptions, ExecError, Fidelity, Message, StableRanks};
 use fusionllm_graph::{HostTensor, TensorType};
-use fusionllm_plan::PeerId;
+use fusionllm_program::PeerId;
 use fusionllm_protocol::TensorHeader;
 
 use super::mailbox::Mailbox;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use fusionllm_graph::HostTensor;
-use fusionllm_plan::Verdict;
+use fusionllm_program::Verdict;
 use fusionllm_protocol::TensorHeader;
 
 /// Holds tensors and verdicts until the computing thread takes them. Each generation has its own mailbox.

@@ -13,7 +13,7 @@ pub(crate) use runner::{NetLink, ProgramRunner, Watched};
 pub(crate) use scratch::Scratch;
 
 use fusionllm_graph::HostTensor;
-use fusionllm_plan::TensorKey;
+use fusionllm_program::TensorKey;
 
 /// A tensor or the start, on its way to the computing thread before it computes.
 pub(crate) enum Loading {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use fusionllm_graph::HostTensor;
-use fusionllm_plan::PeerId;
+use fusionllm_program::PeerId;
 use fusionllm_protocol::{Inbox, TensorHeader, decode};
 use fusionllm_transport::{Frame, Receiver};
 

@@ -7,7 +7,7 @@ use fusionllm_backend::machine::memory::resident_peak;
 use fusionllm_compress::Codec;
 use fusionllm_exec::{Communicator, EncodeOptions, ExecError, Executor, PassStats, Script, Snapshot, StableRanks};
 use fusionllm_graph::{HostTensor, ValueId};
-use fusionllm_plan::{Address, PassKind, PeerId, Program, Verdict};
+use fusionllm_program::{Address, PassKind, PeerId, Program, Verdict};
 use fusionllm_protocol::{
     Assignment, CodecError, CodecSpectrum, ComputeCommand, FromPeer, Inbox, MemberId, PassReport, ReceivedBytes,
     SentBytes, TensorHeader,

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use fusionllm_graph::{HostTensor, TensorType};
-use fusionllm_plan::TensorKey;
+use fusionllm_program::TensorKey;
 use fusionllm_protocol::{BulkHeader, PeerHello, decode};
 use fusionllm_transport::{Connection, Lanes, PeerAddr};
 

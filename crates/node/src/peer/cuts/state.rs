@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use fusionllm_graph::{HostTensor, ValueKind};
-use fusionllm_plan::TensorKey;
+use fusionllm_program::TensorKey;
 use fusionllm_protocol::{Assignment, BulkHeader};
 use fusionllm_transport::Connection;
 

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use fusionllm_graph::{HostTensor, TensorType};
 
 use crate::peer::observer::{JoinEvent, JoinObserver};
-use fusionllm_plan::TensorKey;
+use fusionllm_program::TensorKey;
 
 use crate::NodeError;
 use crate::machine::disk::{directory, read_at, write_at};

@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 
+use fusionllm_program::PeerId;
+
 use super::{Cluster, Link, Place, Site};
 use crate::cost::Card;
-use crate::program::PeerId;
 
 /// The host of each device, and the network card of each host.
 #[derive(Debug, Clone, Default, PartialEq)]

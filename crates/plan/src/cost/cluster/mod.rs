@@ -10,6 +10,7 @@ mod select;
 mod tests;
 
 use cards::Hosts;
+use fusionllm_program::PeerId;
 use parts::Parts;
 pub use route::{Line, Route};
 use serde::{Deserialize, Serialize};
@@ -17,7 +18,6 @@ use serde::{Deserialize, Serialize};
 use super::card::Card;
 use super::device::Device;
 use crate::error::PlanError;
-use crate::program::PeerId;
 
 /// Devices, their hosts and sites, the links that join them, and the broker's place.
 ///

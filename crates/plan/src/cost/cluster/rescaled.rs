@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use fusionllm_program::PeerId;
+
 use super::{Cluster, DirectLink, Line, Link, Place};
 use crate::cost::Card;
 use crate::error::PlanError;
-use crate::program::PeerId;
 
 impl Cluster {
     /// The cluster with the bandwidth of each connection multiplied by a factor.

@@ -1,7 +1,8 @@
 //! The lines that a message takes from one machine to another.
 
+use fusionllm_program::PeerId;
+
 use super::{Cluster, Link, Place, Site};
-use crate::program::PeerId;
 
 /// One direction of a connection that several pairs of machines may share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

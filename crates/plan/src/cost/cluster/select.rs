@@ -1,8 +1,9 @@
 //! A part of a cluster.
 
+use fusionllm_program::PeerId;
+
 use super::{Cluster, DirectLink, Place};
 use crate::error::PlanError;
-use crate::program::PeerId;
 
 impl Cluster {
     /// The cluster of some devices, in the given order: device `i` is `devices[i]`. All sites stay, and the devices

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use fusionllm_graph::ValueKind;
 use fusionllm_graph::ops::AdamwStep;
-use fusionllm_plan::{LearningRate, Optimizer, Program, TensorKey};
+use fusionllm_program::{LearningRate, Optimizer, Program, TensorKey};
 use fusionllm_protocol::{
     Action, EvalSchedule, ExpectedPeers, ExpectedReports, Formation, MemberId, Notice, Order, Past, Role, Roster, Run,
     RunOptions, RunSettings, Source, ToPeer, TrainingProgress, decode, encode, share_of,

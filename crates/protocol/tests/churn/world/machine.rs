@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use fusionllm_plan::{Instruction, Link, Measured, PassKind, Program, Rates, TensorKey};
+use fusionllm_plan::{Link, Measured, Rates};
+use fusionllm_program::{Instruction, PassKind, Program, TensorKey};
 use fusionllm_protocol::{
     ComputeCommand, Follower, FollowerAction, FromPeer, MachineProfile, MemberId, PassReport, Role, Source, ToPeer,
 };

@@ -12,7 +12,7 @@ mod machine;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use fusionllm_plan::{Program, TensorKey};
+use fusionllm_program::{Program, TensorKey};
 use fusionllm_protocol::{Formation, FromPeer, Heartbeat, MemberId, Order, Run, ToPeer, TrainingProgress};
 
 use crate::scenario::{Fault, Scenario};

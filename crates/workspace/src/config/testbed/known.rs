@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use fusionllm_plan::{Cluster, DISK_RATE, Device, DirectLink, PeerId, Place, PlanError};
+use fusionllm_plan::{Cluster, DISK_RATE, Device, DirectLink, Place, PlanError};
+use fusionllm_program::PeerId;
 
 use super::{Parts, Testbed, read};
 use crate::config::reader::JobError;

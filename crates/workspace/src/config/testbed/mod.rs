@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 pub use known::Known;
 
 use fusionllm_graph::units::counted;
-use fusionllm_plan::{Card, Cluster, Curve, Curves, Device, DirectLink, Link, PeerId, Place, Rates, Site};
+use fusionllm_plan::{Card, Cluster, Curve, Curves, Device, DirectLink, Link, Place, Rates, Site};
+use fusionllm_program::PeerId;
 
 use super::files::Files;
 use super::gpus;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use fusionllm_graph::{ValueId, ValueKind};
 
-use super::{Address, GradientPart, Instruction, Program};
+use crate::{Address, GradientPart, Instruction, Program};
 
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -82,7 +82,8 @@ impl Program {
         }
     }
 
-    pub(crate) fn name(&self, v: ValueId) -> String {
+    /// The name of a value, or its number if the program does not have it.
+    pub fn name(&self, v: ValueId) -> String {
         self.values.get(&v).map_or_else(|| v.to_string(), |value| value.name.clone())
     }
 }

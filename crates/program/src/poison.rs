@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Address, PeerId};
+use crate::{Address, PeerId};
 
 /// A number that is NaN or infinite, as the peer that met it says. It holds numbers of the peer's Program and no text,
 /// so whoever reads it can check it, and names the place in its own words.

@@ -6,9 +6,9 @@ use std::ops::Range;
 use fusionllm_compress::Codec;
 use fusionllm_graph::{DType, TensorType, Value, ValueId, ValueKind};
 
-use super::{Access, Address, GradientPart, Instruction, Medium, PeerId, Program, takes_codec};
-use crate::error::PlanError;
+use crate::ProgramError;
 use crate::optimizer::MAX_SLOTS;
+use crate::{Access, Address, GradientPart, Instruction, Medium, PeerId, Program, takes_codec};
 
 /// Most parts of a gradient times those of a bracket: the time to check them grows with it.
 const MAX_BRACKETED: u64 = 1 << 28;
@@ -25,15 +25,14 @@ impl Program {
     /// It checks every reference, and every type by the operator's own rule. Each value exists when it is used, and is
     /// freed. No message is sent or expected twice. Each gradient is summed over all of this peer's
     /// micro-batches, in order, before it is applied.
-    pub fn validate(&self) -> Result<(), PlanError> {
+    pub fn validate(&self) -> Result<(), ProgramError> {
         let parts = [Self::check_values, Self::check_nodes, Self::check_coded];
-        parts.iter().try_for_each(|check| check(self)).map_err(PlanError::Program)?;
-        let mut walk = Walk::new(self).map_err(PlanError::Program)?;
+        parts.iter().try_for_each(|check| check(self)).map_err(ProgramError)?;
+        let mut walk = Walk::new(self).map_err(ProgramError)?;
         for (at, i) in self.instructions.iter().enumerate() {
-            walk.step(i)
-                .map_err(|reason| PlanError::Program(format!("instruction {at}, `{}`: {reason}", self.show(i))))?;
+            walk.step(i).map_err(|reason| ProgramError(format!("instruction {at}, `{}`: {reason}", self.show(i))))?;
         }
-        walk.end().map_err(PlanError::Program)
+        walk.end().map_err(ProgramError)
     }
 
     fn check_values(&self) -> Check {
@@ -389,7 +388,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// See [`Reduction::joined`](super::Reduction::joined).
+    /// See [`Reduction::joined`](crate::Reduction::joined).
     fn joined(&self, parameter: ValueId, part: u32) -> Range<u32> {
         self.program.reductions.get(&parameter).map_or(part..part + 1, |r| r.joined(part))
     }

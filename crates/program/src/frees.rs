@@ -4,12 +4,12 @@ use std::collections::HashSet;
 
 use fusionllm_graph::ValueId;
 
-use super::{Access, Address, Instruction, Program};
+use crate::{Access, Address, Instruction, Program};
 
 impl Program {
     /// Puts an [`Instruction::Free`] behind the last use of each value of each micro-batch. A value that is computed
     /// again is also freed before that. The Program may not have any `Free` yet.
-    pub(crate) fn insert_frees(&mut self) {
+    pub fn insert_frees(&mut self) {
         let mut unused: HashSet<(ValueId, u32)> = HashSet::new();
         let mut reversed = Vec::with_capacity(self.instructions.len() * 2);
         for i in std::mem::take(&mut self.instructions).into_iter().rev() {
@@ -29,7 +29,7 @@ impl Program {
     }
 
     /// Calls `each` for every value of a micro-batch that an instruction uses.
-    pub(crate) fn values_of(&self, i: &Instruction, mut each: impl FnMut(ValueId, u32, Access)) {
+    pub fn values_of(&self, i: &Instruction, mut each: impl FnMut(ValueId, u32, Access)) {
         i.effects(self, 0, |tensor, access| {
             if let Address::Value { value, micro_batch } = tensor {
                 each(value, micro_batch, access);

@@ -4,9 +4,11 @@ mod address;
 mod check;
 mod display;
 mod effects;
+mod error;
 mod frees;
 mod memory;
 mod offload;
+mod optimizer;
 mod pass;
 mod poison;
 
@@ -20,14 +22,14 @@ use serde::{Deserialize, Serialize};
 
 pub use address::{Address, TensorKey};
 pub use effects::Access;
-pub(crate) use memory::{Bytes, Memory, storage};
+pub use error::ProgramError;
+pub use memory::{Bytes, Memory, shares_storage, storage};
 pub use offload::{Medium, OffloadedBytes};
+pub use optimizer::{LearningRate, Optimizer, Verdict, clip_factor, share_of_loss};
 pub use pass::{PASSES_IN_FLIGHT, PassKind, PerPass};
 pub use poison::{Cause, Poison};
 
-use crate::error::PlanError;
-
-/// Index of a peer in [`Plan::peers`](crate::Plan::peers), or [`PeerId::BROKER`], the machine with the data.
+/// Index of a peer in the list of a Plan, or [`PeerId::BROKER`], the machine with the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct PeerId(pub u32);
@@ -161,8 +163,8 @@ impl Instruction {
     }
 }
 
-/// One use's part of a parameter's gradient, summed over the micro-batches of one turn. See
-/// [`Stage::peers`](crate::Stage::peers).
+/// One use's part of a parameter's gradient, summed over the micro-batches of one turn. Turns
+/// are those of a Plan's stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GradientPart {
     /// The peer that sums it.
@@ -230,12 +232,12 @@ pub fn element(dtype: DType) -> Option<Element> {
 }
 
 /// Whether codecs take tensors of a type.
-pub(crate) fn takes_codec(ty: &TensorType) -> bool {
+pub fn takes_codec(ty: &TensorType) -> bool {
     element(ty.dtype).is_some() && ty.bytes() >= MIN_CODED_BYTES
 }
 
 /// The encoded bytes of a tensor, if the codec makes it smaller.
-pub(crate) fn encoded_bytes(codec: &Codec, ty: &TensorType) -> Option<usize> {
+pub fn encoded_bytes(codec: &Codec, ty: &TensorType) -> Option<usize> {
     let bytes = codec.bytes(ty.numel(), element(ty.dtype)?);
     (bytes < ty.bytes()).then_some(bytes)
 }
@@ -245,7 +247,7 @@ pub(crate) fn encoded_bytes(codec: &Codec, ty: &TensorType) -> Option<usize> {
 pub struct Program {
     /// The peer.
     pub peer: PeerId,
-    /// [`Plan::version`](crate::Plan::version).
+    /// The version of the Plan that it belongs to.
     pub version: u32,
     /// Micro-batches per pass.
     pub micro_batches: u32,
@@ -303,12 +305,12 @@ impl Program {
     /// # Errors
     ///
     /// It is not the next version, or the codecs do not fit this program. The program then stays as it was.
-    pub fn set_codecs(&mut self, version: u32, codecs: BTreeMap<PeerId, Codec>) -> Result<(), PlanError> {
+    pub fn set_codecs(&mut self, version: u32, codecs: BTreeMap<PeerId, Codec>) -> Result<(), ProgramError> {
         if Some(version) != self.version.checked_add(1) {
             let now = self.version;
-            return Err(PlanError::Program(format!("version {version} of the plan cannot follow version {now}")));
+            return Err(ProgramError(format!("version {version} of the plan cannot follow version {now}")));
         }
-        self.check_codecs(&codecs).map_err(PlanError::Program)?;
+        self.check_codecs(&codecs).map_err(ProgramError)?;
         (self.version, self.codecs) = (version, codecs);
         Ok(())
     }

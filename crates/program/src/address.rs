@@ -5,7 +5,7 @@ use std::fmt;
 use fusionllm_graph::{ValueId, ValueKind};
 use serde::{Deserialize, Serialize};
 
-use super::Program;
+use crate::Program;
 use crate::optimizer::Optimizer;
 
 /// The address of a tensor on a peer. It names a place in that peer's Program, and a message in which the tensor goes
@@ -23,7 +23,7 @@ pub enum Address {
     Part {
         /// The parameter.
         parameter: ValueId,
-        /// Index in [`Reduction::parts`](super::Reduction::parts).
+        /// Index in [`Reduction::parts`](crate::Reduction::parts).
         part: u32,
     },
     /// A parameter's complete gradient: the sum of its parts.

@@ -1,6 +1,6 @@
 //! The tensors that an instruction uses, and how.
 
-use super::{Address, Instruction, Medium, Program};
+use crate::{Address, Instruction, Medium, Program};
 
 /// How an instruction uses a tensor of its peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

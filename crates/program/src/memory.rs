@@ -5,8 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use fusionllm_graph::{Node, NodeId, Op, Phase, Value, ValueId, ValueKind};
 
-use super::{Access, Address, Instruction, Program};
-use crate::graph_facts::shares_storage;
+use crate::{Access, Address, Instruction, Program};
 
 /// The tensors of a pass, in bytes: values of micro-batches, sums of gradients, copies for messages, and loaded
 /// tensors. Tensors that stay in memory from pass to pass are not among them. A reshaped, permuted or expanded tensor
@@ -14,7 +13,8 @@ use crate::graph_facts::shares_storage;
 ///
 /// The Program may be a stranger's. So sums stop at the largest number, and nothing is allocated for a tensor that it
 /// does not have.
-pub(crate) struct Memory<'a> {
+#[derive(Debug)]
+pub struct Memory<'a> {
     program: &'a Program,
     live: u64,
     values: HashMap<ValueId, Bytes>,
@@ -26,18 +26,25 @@ pub(crate) struct Memory<'a> {
 }
 
 /// The bytes of a value.
-#[derive(Clone, Copy)]
-pub(crate) struct Bytes {
-    pub(crate) own: u64,
+#[derive(Debug, Clone, Copy)]
+pub struct Bytes {
+    /// Those of a tensor of its type.
+    pub own: u64,
     /// The value that owns these bytes, if this one is a view.
-    pub(crate) root: ValueId,
-    pub(crate) of_root: u64,
+    pub root: ValueId,
+    /// Those of the root.
+    pub of_root: u64,
     /// Whether the root stays from pass to pass.
-    pub(crate) stays: bool,
+    pub stays: bool,
+}
+
+/// Whether the operator's result shares its operand's storage: a reshape, a permutation or an expansion.
+pub fn shares_storage(op: &Op) -> bool {
+    matches!(op, Op::Reshape(_) | Op::Permute(_) | Op::Expand(_))
 }
 
 /// The bytes of a Program's values.
-pub(crate) fn storage(program: &Program) -> HashMap<ValueId, Bytes> {
+pub fn storage(program: &Program) -> HashMap<ValueId, Bytes> {
     let held: HashSet<ValueId> = program.holdings.iter().map(|h| h.value).collect();
     let bytes = |(v, value): (&ValueId, &Value)| {
         let own = value.ty.bytes() as u64;
@@ -56,17 +63,18 @@ pub(crate) fn storage(program: &Program) -> HashMap<ValueId, Bytes> {
 }
 
 impl<'a> Memory<'a> {
-    pub(crate) fn new(program: &'a Program) -> Self {
+    /// The memory before the first instruction.
+    pub fn new(program: &'a Program) -> Self {
         Self { program, live: 0, values: storage(program), shares: HashMap::new(), sums: HashSet::new() }
     }
 
     /// Bytes held now.
-    pub(crate) fn live(&self) -> u64 {
+    pub fn live(&self) -> u64 {
         self.live
     }
 
     /// Counts the instruction at this place. Returns the most bytes held while it runs.
-    pub(crate) fn step(&mut self, at: usize) -> u64 {
+    pub fn step(&mut self, at: usize) -> u64 {
         let program = self.program;
         let Some(i) = program.instructions.get(at) else { return self.live };
         let before = self.live;
