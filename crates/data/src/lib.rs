@@ -27,7 +27,7 @@ pub use disk::{DiskError, sync_directory, write_atomic, write_private, write_pri
 pub use images::{CLASSES as CIFAR10_CLASSES, SIDE as IMAGE_SIZE};
 pub use options::{Cifar10, Data, Tensors, Text, Validation};
 pub use state::Differences;
-pub use tensor_file::{TensorFile, write_tensors};
+pub use tensor_file::{TensorFile, write_each, write_tensors};
 pub use tokenizer::Tokenizer;
 
 /// A label that counts neither in the loss nor in the accuracy.

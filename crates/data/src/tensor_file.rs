@@ -80,15 +80,41 @@ impl TensorFile {
 
 /// Writes a safetensors file of these tensors, as PyTorch's libraries read them. A failure leaves no partial file.
 pub fn write_tensors<S: AsRef<str> + Ord>(path: &Path, tensors: &BTreeMap<S, HostTensor>) -> Result<(), DiskError> {
-    let partial = path.with_extension("safetensors.partial");
     let types: Vec<_> = tensors.iter().map(|(name, t)| (name.as_ref().to_owned(), t.ty().clone())).collect();
+    let mut contents = tensors.values().map(HostTensor::bytes);
+    write_file(path, &types, |file| {
+        types.iter().zip(contents.by_ref()).try_for_each(|((name, _), bytes)| file.write(name, bytes))
+    })
+}
+
+/// Writes a safetensors file of tensors that are read one by one, so that they need not be in memory together. A
+/// failure leaves no partial file.
+///
+/// # Errors
+///
+/// The disk fails, or `read` does.
+pub fn write_each<E: From<DiskError>>(
+    path: &Path,
+    tensors: &[(String, TensorType)],
+    mut read: impl FnMut(&str, &TensorType) -> Result<HostTensor, E>,
+) -> Result<(), E> {
+    write_file(path, tensors, |file| {
+        tensors.iter().try_for_each(|(name, ty)| Ok(file.write(name, read(name, ty)?.bytes())?))
+    })
+}
+
+/// Writes a safetensors file of these tensors, whose contents `fill` writes.
+fn write_file<E: From<DiskError>>(
+    path: &Path,
+    tensors: &[(String, TensorType)],
+    fill: impl FnOnce(&mut TensorFile) -> Result<(), E>,
+) -> Result<(), E> {
+    let partial = path.with_extension("safetensors.partial");
     let write = || {
-        let mut file = TensorFile::create(partial.clone(), &types)?;
-        for (name, tensor) in tensors {
-            file.write(name.as_ref(), tensor.bytes())?;
-        }
+        let mut file = TensorFile::create(partial.clone(), tensors)?;
+        fill(&mut file)?;
         file.sync()?;
-        fs::rename(&partial, path).map_err(DiskError::at(path, "written"))
+        Ok(fs::rename(&partial, path).map_err(DiskError::at(path, "written"))?)
     };
     write().inspect_err(|_| {
         // The partial file is removed to free its space. The first error is the one to report.

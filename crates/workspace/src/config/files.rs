@@ -21,6 +21,11 @@ impl From<&Path> for Files {
 }
 
 impl Files {
+    /// The path that a setting names, whether it exists or not.
+    pub(super) fn named(&self, section: &Section<'_>, key: &'static str) -> Result<Option<PathBuf>, JobError> {
+        Ok(section.path(key)?.map(|written| self.directory.join(written)))
+    }
+
     /// The existing file that a setting names.
     pub(super) fn one(&self, section: &Section<'_>, key: &'static str) -> Result<Option<PathBuf>, JobError> {
         let Some(written) = section.path(key)? else { return Ok(None) };

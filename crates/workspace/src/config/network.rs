@@ -1,6 +1,6 @@
 //! The network of a job file or of a `config.json`, without its data.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use fusionllm_data::{Data, IMAGE_SIZE, Text, Tokenizer, Validation};
 
@@ -23,6 +23,8 @@ pub struct Network {
     pub context: usize,
     /// Samples per micro-batch in training.
     pub micro_batch: usize,
+    /// The weights that training starts from, which may no longer be there.
+    pub weights: Option<PathBuf>,
 }
 
 impl Network {
@@ -79,7 +81,8 @@ impl Network {
             Data::Cifar10(_) => (None, IMAGE_SIZE),
             Data::Tensors(_) => (None, 1),
         };
-        Ok(Self { family, tokenizer, context, micro_batch })
+        let weights = files.named(&model, "weights")?.or(files.named(&model, "path")?);
+        Ok(Self { family, tokenizer, context, micro_batch, weights })
     }
 
     /// The network of a `config.json` from Hugging Face, for one sample of full length.
@@ -89,6 +92,7 @@ impl Network {
     /// The file cannot be read, or it describes no GPT-2 that this program computes.
     pub fn published(path: &Path) -> Result<Self, JobError> {
         let published = reader::parse_json(path)?;
+        let weights = path.parent().map(Path::to_owned);
         if published.values.get("model_type").is_some_and(|name| name != "gpt2") {
             let decoder = Decoder::from_config(&published.values)
                 .map_err(|e| model::at_key(&Section::top(&published.node), &e))?;
@@ -98,6 +102,7 @@ impl Network {
                 family: Family::Decoder(Box::new(decoder)),
                 tokenizer,
                 micro_batch: 1,
+                weights,
             });
         }
         let empty = reader::parse(&path.display().to_string(), "")?;
@@ -116,6 +121,6 @@ impl Network {
             256 => Some(Tokenizer::Bytes),
             _ => None,
         };
-        Ok(Self { context: gpt2.n_positions, family: Family::Gpt2(gpt2), tokenizer, micro_batch: 1 })
+        Ok(Self { context: gpt2.n_positions, family: Family::Gpt2(gpt2), tokenizer, micro_batch: 1, weights })
     }
 }

@@ -10,9 +10,9 @@ use fusionllm_program::Optimizer;
 use fusionllm_protocol::{Atlas, CodecSpectrum, RunState, StepRecord, TrainingProgress};
 use fusionllm_transport::Ticket;
 use fusionllm_workbench::model::Model;
-use fusionllm_workbench::model::export::config_json;
+use fusionllm_workbench::model::export::published_config;
 use fusionllm_workspace::checkpoint::{Checkpoint, Checkpoints, Part, State};
-use fusionllm_workspace::config::{Family, Job};
+use fusionllm_workspace::config::Job;
 use fusionllm_workspace::run_dir::{IncidentSummary, RunDir, Spectrum, StepMetrics, Summary};
 
 use super::figures::{Figures, PeerFacts, finite};
@@ -330,13 +330,11 @@ impl Store {
         model: &Model,
     ) -> Result<(), NodeError> {
         let mut extra = Vec::new();
-        let config = match (&job.model.family, &job.data) {
-            (Family::Gpt2(config), Data::Text(text)) => Some(config_json(config, Some(text.tokenizer))),
-            (Family::Decoder(decoder), _) => Some(decoder.config.clone().into()),
-            _ => None,
-        };
-        // With this file, `transformers` loads the checkpoint directory.
-        extra.extend(config.map(|config| ("config.json", format!("{config:#}").into_bytes())));
+        if let Data::Text(text) = &job.data {
+            // With this file, `transformers` loads the checkpoint directory.
+            let config = published_config(&job.model.family, Some(text.tokenizer));
+            extra.extend(config.map(|config| ("config.json", format!("{config:#}").into_bytes())));
+        }
         let job_file = job.to_toml()?;
         extra.push(("job.toml", job_file.into_bytes()));
         let state = State {

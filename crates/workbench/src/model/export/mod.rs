@@ -1,6 +1,7 @@
 //! Writes trained models for other programs.
 
 mod tokenizer;
+mod weights;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,12 +9,12 @@ use std::path::Path;
 
 use fusionllm_data::Tokenizer;
 use fusionllm_data::{DiskError, write_atomic, write_tensors};
-use fusionllm_graph::{HostTensor, ValueKind};
+use fusionllm_graph::ValueKind;
 use fusionllm_models::Gpt2Config;
 use fusionllm_workspace::config::Family;
 use serde_json::{Value, json};
 
-use super::{SavedModel, forward};
+use super::SavedModel;
 use crate::WorkbenchError;
 
 const CONFIG: &str = "config.json";
@@ -21,33 +22,34 @@ const WEIGHTS: &str = "model.safetensors";
 const TOKENIZER: &str = "tokenizer.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 
-/// Writes a GPT-2 into `directory` as `config.json` and `model.safetensors`, and its tokenizer, if that is known, as
-/// `tokenizer.json` and `tokenizer_config.json`. `AutoModelForCausalLM` and `AutoTokenizer` of Hugging Face's
-/// `transformers` load them. Returns the names of the files.
+/// Writes a language model into `directory` as `config.json` and `model.safetensors`, and its tokenizer, if that is
+/// known, as `tokenizer.json` and `tokenizer_config.json`. `AutoModelForCausalLM` and `AutoTokenizer` of Hugging Face's
+/// `transformers` load them. The weights have the element types and the shards of the folder that the training started
+/// from, if it is still there. Returns the names of the files.
 ///
 /// # Errors
 ///
-/// The model is no GPT-2, the directory holds a model, the checkpoint is damaged, or the disk fails.
-pub fn hugging_face(model: &SavedModel, directory: &Path) -> Result<Vec<&'static str>, WorkbenchError> {
+/// The model is no language model, the directory holds a model, the checkpoint is damaged, or the disk fails.
+pub fn hugging_face(model: &SavedModel, directory: &Path) -> Result<Vec<String>, WorkbenchError> {
     not_imported(model)?;
-    let Family::Gpt2(config) = &model.network.family else {
+    let Some(config) = published_config(&model.network.family, model.network.tokenizer) else {
         return Err(WorkbenchError::input_with_hint(
             format!("{}: this is a ResNet, which `transformers` has in another form", model.path().display()),
             "write it under torchvision's names: --format torchvision",
         ));
     };
     claim(directory)?;
-    let mut files = write_weights(model, directory)?;
+    let mut files = weights::write(model, directory)?;
     let tokenizer = model.network.tokenizer;
-    let mut json = vec![(CONFIG, config_json(config, tokenizer))];
+    let mut json = vec![(CONFIG, config)];
     if let Some(tokenizer) = tokenizer {
         json.push((TOKENIZER, tokenizer::tokenizer_json(tokenizer)));
-        json.push((TOKENIZER_CONFIG, tokenizer::tokenizer_config_json(tokenizer, config.n_positions)));
+        json.push((TOKENIZER_CONFIG, tokenizer::tokenizer_config_json(tokenizer, model.network.context)));
     }
     for (name, value) in json {
         let text = serde_json::to_vec_pretty(&value).map_err(|e| WorkbenchError::State(format!("{name}: {e}")))?;
         write_atomic(&directory.join(name), &text)?;
-        files.push(name);
+        files.push(name.to_owned());
     }
     Ok(files)
 }
@@ -58,7 +60,7 @@ pub fn hugging_face(model: &SavedModel, directory: &Path) -> Result<Vec<&'static
 /// # Errors
 ///
 /// The same as those of [`hugging_face`].
-pub fn torchvision(model: &SavedModel, directory: &Path) -> Result<Vec<&'static str>, WorkbenchError> {
+pub fn torchvision(model: &SavedModel, directory: &Path) -> Result<Vec<String>, WorkbenchError> {
     not_imported(model)?;
     let Family::Resnet(_) = &model.network.family else {
         return Err(WorkbenchError::input_with_hint(
@@ -67,7 +69,7 @@ pub fn torchvision(model: &SavedModel, directory: &Path) -> Result<Vec<&'static 
         ));
     };
     claim(directory)?;
-    write_weights(model, directory)
+    weights::write(model, directory)
 }
 
 fn not_imported(model: &SavedModel) -> Result<(), WorkbenchError> {
@@ -87,7 +89,7 @@ fn not_imported(model: &SavedModel) -> Result<(), WorkbenchError> {
 ///
 /// The model is not imported, the directory holds a model, the archive is gone, the checkpoint is damaged, or the
 /// disk fails.
-pub fn pt2_weights(model: &SavedModel, directory: &Path) -> Result<Vec<&'static str>, WorkbenchError> {
+pub fn pt2_weights(model: &SavedModel, directory: &Path) -> Result<Vec<String>, WorkbenchError> {
     let Family::Imported { file, loss } = &model.network.family else {
         return Err(WorkbenchError::input_with_hint(
             format!("{}: this model was not imported", model.path().display()),
@@ -116,7 +118,16 @@ pub fn pt2_weights(model: &SavedModel, directory: &Path) -> Result<Vec<&'static 
         tensors.insert(name, tensor);
     }
     write_tensors(&directory.join(WEIGHTS), &tensors)?;
-    Ok(vec![WEIGHTS])
+    Ok(vec![WEIGHTS.to_owned()])
+}
+
+/// The `config.json` of a language model. `None` for another model.
+pub fn published_config(family: &Family, tokenizer: Option<Tokenizer>) -> Option<Value> {
+    match family {
+        Family::Gpt2(config) => Some(config_json(config, tokenizer)),
+        Family::Decoder(decoder) => Some(decoder.config.clone().into()),
+        Family::Resnet(_) | Family::Imported { .. } => None,
+    }
 }
 
 /// The `config.json` of a GPT-2.
@@ -148,7 +159,10 @@ pub fn config_json(config: &Gpt2Config, tokenizer: Option<Tokenizer>) -> Value {
 /// Makes the directory, and refuses one that holds a model.
 fn claim(directory: &Path) -> Result<(), WorkbenchError> {
     fs::create_dir_all(directory).map_err(DiskError::at(directory, "created"))?;
-    match [CONFIG, WEIGHTS, TOKENIZER, TOKENIZER_CONFIG].into_iter().find(|name| directory.join(name).exists()) {
+    match [CONFIG, WEIGHTS, weights::INDEX, TOKENIZER, TOKENIZER_CONFIG]
+        .into_iter()
+        .find(|name| directory.join(name).exists())
+    {
         Some(name) => Err(WorkbenchError::input_with_hint(
             format!("{}: there is a {name} already", directory.display()),
             "choose another directory with -o, or remove that one",
@@ -157,22 +171,11 @@ fn claim(directory: &Path) -> Result<(), WorkbenchError> {
     }
 }
 
-/// Writes all parameters and buffers, with the graph's names.
-fn write_weights(model: &SavedModel, directory: &Path) -> Result<Vec<&'static str>, WorkbenchError> {
-    let graph = forward(&model.network.family, 1, model.network.context)?;
-    let mut tensors: BTreeMap<&str, HostTensor> = BTreeMap::new();
-    for v in graph.values.iter().filter(|v| matches!(v.kind, ValueKind::Parameter(_) | ValueKind::Buffer(_))) {
-        tensors.insert(&v.name, model.read(&v.name, &v.ty)?);
-    }
-    write_tensors(&directory.join(WEIGHTS), &tensors)?;
-    Ok(vec![WEIGHTS])
-}
-
 #[cfg(all(test, unix))]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
-    use fusionllm_graph::DType;
+    use fusionllm_graph::{DType, HostTensor};
 
     use super::*;
     use crate::model::imported::ImportedModel;
