@@ -99,11 +99,11 @@ impl Generator {
                 );
             }
         };
-        let Some(tokenizer) = tokenizer.or(model.network.tokenizer) else {
+        let Some(tokenizer) = tokenizer.or_else(|| model.network.tokenizer.clone()) else {
             let size = config.vocab_size;
             return fail(
                 &format!("a vocabulary of {size} tokens is neither GPT-2's nor that of bytes"),
-                "name the tokenizer: --tokenizer bytes or --tokenizer gpt2",
+                "name the tokenizer: --tokenizer bytes, --tokenizer gpt2, or the path of a tokenizer.json",
             );
         };
         let known = 0..config.vocab_size.min(tokenizer.vocabulary()) as u32;
@@ -139,10 +139,13 @@ impl Generator {
         tokens: usize,
         mut read: impl FnMut(&str) -> bool,
     ) -> Result<usize, NodeError> {
-        let mut text = self.tokenizer.encode(prompt);
+        let mut text = [self.tokenizer.opening(), &self.tokenizer.encode(prompt)?].concat();
         if text.is_empty() {
             // The model needs a token to start from.
-            text.push(self.tokenizer.start_of_text().unwrap_or(u32::from(b'\n')));
+            match self.tokenizer.start_of_text().or(self.tokenizer.end_of_text()) {
+                Some(token) => text.push(token),
+                None => text = self.tokenizer.encode("\n")?,
+            }
         }
         if let Some(unknown) = text.iter().find(|t| **t as usize >= self.bytes.len()) {
             return Err(NodeError::input_with_hint(
@@ -161,7 +164,7 @@ impl Generator {
             let token = sampling
                 .choose(&logits, n as u64)
                 .ok_or_else(|| NodeError::Diverged { path: self.model.path().to_owned() })?;
-            if Some(token) == self.tokenizer.start_of_text() {
+            if self.tokenizer.ends().contains(&token) {
                 return Ok(n);
             }
             text.push(token);

@@ -1,12 +1,13 @@
 //! The section `[data]`.
 
 use fusionllm_data::{Cifar10, Data, Tensors, Text, Tokenizer, Validation};
+use fusionllm_graph::Advice;
 
 use super::files::Files;
-use super::reader::{JobError, Section};
+use super::reader::{JobError, Section, suggest};
 
 /// The settings that decide about the network, without the files.
-pub(super) fn without_files(section: &Section<'_>, images: bool) -> Result<Data, JobError> {
+pub(super) fn without_files(section: &Section<'_>, files: &Files, images: bool) -> Result<Data, JobError> {
     match Kind::of(section, images)? {
         Kind::Cifar10 => {
             return Ok(Data::Cifar10(Cifar10 {
@@ -27,7 +28,7 @@ pub(super) fn without_files(section: &Section<'_>, images: bool) -> Result<Data,
         }
         Kind::Text => {}
     }
-    let (tokenizer, context) = (tokenizer(section)?, context(section)?);
+    let (tokenizer, context) = (tokenizer(section, files)?, context(section)?);
     let validation = Validation::Fraction(0.0);
     Ok(Data::Text(Text { files: Vec::new(), tokenizer, context, validation, shuffle: true }))
 }
@@ -73,7 +74,7 @@ pub(super) fn read(section: &Section<'_>, files: &Files, images: bool) -> Result
     let validation = validation(section, files, 0.1)?;
     let text = Text {
         files: files.many(section, "files")?.unwrap_or_default(),
-        tokenizer: tokenizer(section)?,
+        tokenizer: tokenizer(section, files)?,
         context: context(section)?,
         validation,
         shuffle: shuffle(section)?,
@@ -129,8 +130,21 @@ fn group(section: &Section<'_>) -> Result<usize, JobError> {
     Ok(section.part("group", 1)?.unwrap_or(1))
 }
 
-fn tokenizer(section: &Section<'_>) -> Result<Tokenizer, JobError> {
-    Ok(section.choice("tokenizer", &Tokenizer::NAMES)?.unwrap_or(Tokenizer::Bytes))
+/// The tokenizer that a name or a path names.
+fn tokenizer(section: &Section<'_>, files: &Files) -> Result<Tokenizer, JobError> {
+    const KEY: &str = "tokenizer";
+    let names = Tokenizer::NAMES.map(|(name, _)| name);
+    let lead = "it is the path of a tokenizer.json or of its folder, or one of";
+    let Some(written) = section.name_among(KEY, &names, lead)? else { return Ok(Tokenizer::Bytes) };
+    if let Some(known) = Tokenizer::of_name(written) {
+        return Ok(known);
+    }
+    let path = files.at(written);
+    if !path.exists() {
+        let message = format!("`data.tokenizer` cannot be \"{written}\": {} is not there", path.display());
+        return Err(section.error(KEY, message, suggest(written, &names, lead)));
+    }
+    Tokenizer::open(&path).map_err(|e| section.error(KEY, e.to_string(), e.hint().unwrap_or_default()))
 }
 
 fn context(section: &Section<'_>) -> Result<usize, JobError> {

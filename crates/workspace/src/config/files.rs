@@ -18,6 +18,11 @@ impl From<&Path> for Files {
 }
 
 impl Files {
+    /// The path that a setting names.
+    pub(super) fn at(&self, written: &str) -> PathBuf {
+        self.directory.join(written)
+    }
+
     /// The existing file that a setting names.
     pub(super) fn one(&self, section: &Section<'_>, key: &'static str) -> Result<Option<PathBuf>, JobError> {
         let Some(written) = section.path(key)? else { return Ok(None) };

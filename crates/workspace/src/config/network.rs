@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use fusionllm_data::{Data, IMAGE_SIZE, Text, Tokenizer, Validation};
+use fusionllm_graph::Advice;
 
 use super::data;
 use super::files::Files;
@@ -69,11 +70,11 @@ impl Network {
         }
         top.finish()?;
         let files = Files::from(path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")));
-        let data = data::without_files(&data, FamilyName::read(&model)? == Some(FamilyName::Resnet))?;
+        let data = data::without_files(&data, &files, FamilyName::read(&model)? == Some(FamilyName::Resnet))?;
         let family = ModelConfig::read_family(&model, &files, &data)?;
         let micro_batch = Train::read(&train, None)?.micro_batch.value;
         let (tokenizer, context) = match &data {
-            Data::Text(text) => (Some(text.tokenizer), text.context),
+            Data::Text(text) => (Some(text.tokenizer.clone()), text.context),
             Data::Cifar10(_) => (None, IMAGE_SIZE),
             Data::Tensors(_) => (None, 1),
         };
@@ -84,7 +85,7 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// The file cannot be read, or it describes no GPT-2 that this program computes.
+    /// The file cannot be read, it describes no GPT-2 that this program computes, or the tokenizer beside it is broken.
     pub fn published(path: &Path) -> Result<Self, JobError> {
         let published = reader::parse_json(path)?;
         let empty = reader::parse(&path.display().to_string(), "")?;
@@ -97,7 +98,12 @@ impl Network {
             shuffle: true,
         };
         let gpt2 = read_gpt2(&Section::top(&empty), &Data::Text(text), Some(&published), false)?;
+        let directory = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let tokenizer = match gpt2.vocab_size {
+            _ if directory.join("tokenizer.json").is_file() => {
+                let open = Tokenizer::open(directory);
+                Some(open.map_err(|e| JobError::new(path.display(), e.to_string(), e.hint().unwrap_or_default()))?)
+            }
             // Vocabularies are often padded to a multiple of 64 or 128.
             50_257..=50_432 => Some(Tokenizer::Gpt2),
             256 => Some(Tokenizer::Bytes),

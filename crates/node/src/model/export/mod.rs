@@ -22,7 +22,8 @@ const TOKENIZER: &str = "tokenizer.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 
 /// Writes a GPT-2 into `directory` as `config.json` and `model.safetensors`, and its tokenizer, if that is known, as
-/// `tokenizer.json` and `tokenizer_config.json`. `AutoModelForCausalLM` and `AutoTokenizer` of Hugging Face's
+/// `tokenizer.json` and `tokenizer_config.json`. The files of a tokenizer that was read from a file are copied.
+/// `AutoModelForCausalLM` and `AutoTokenizer` of Hugging Face's
 /// `transformers` load them. Returns the names of the files.
 ///
 /// # Errors
@@ -38,15 +39,25 @@ pub fn hugging_face(model: &SavedModel, directory: &Path) -> Result<Vec<&'static
     };
     claim(directory)?;
     let mut files = write_weights(model, directory)?;
-    let tokenizer = model.network.tokenizer;
+    let tokenizer = model.network.tokenizer.as_ref();
     let mut json = vec![(CONFIG, config_json(config, tokenizer))];
-    if let Some(tokenizer) = tokenizer {
-        json.push((TOKENIZER, tokenizer::tokenizer_json(tokenizer)));
-        json.push((TOKENIZER_CONFIG, tokenizer::tokenizer_config_json(tokenizer, config.n_positions)));
+    match tokenizer {
+        Some(Tokenizer::File(_)) | None => {}
+        Some(own) => {
+            json.push((TOKENIZER, tokenizer::tokenizer_json(own)));
+            json.push((TOKENIZER_CONFIG, tokenizer::tokenizer_config_json(own, config.n_positions)));
+        }
     }
     for (name, value) in json {
         let text = serde_json::to_vec_pretty(&value).map_err(|e| NodeError::State(format!("{name}: {e}")))?;
         write_atomic(&directory.join(name), &text)?;
+        files.push(name);
+    }
+    // The model has a configuration of its own.
+    let given = tokenizer.map(Tokenizer::files).unwrap_or_default().into_iter().filter(|(name, _)| *name != CONFIG);
+    for (name, path) in given {
+        let content = fs::read(&path).map_err(DiskError::at(&path, "read"))?;
+        write_atomic(&directory.join(name), &content)?;
         files.push(name);
     }
     Ok(files)
@@ -120,9 +131,11 @@ pub fn pt2_weights(model: &SavedModel, directory: &Path) -> Result<Vec<&'static 
 }
 
 /// The `config.json` of a GPT-2.
-pub fn config_json(config: &Gpt2Config, tokenizer: Option<Tokenizer>) -> Value {
+pub fn config_json(config: &Gpt2Config, tokenizer: Option<&Tokenizer>) -> Value {
     // The byte tokenizer has no token for the end of a text, and Hugging Face's default is outside its vocabulary.
-    let end = tokenizer.and_then(Tokenizer::start_of_text).filter(|t| (*t as usize) < config.vocab_size);
+    let known = |token: &u32| (*token as usize) < config.vocab_size;
+    let start = tokenizer.and_then(Tokenizer::start_of_text).filter(known);
+    let end = tokenizer.and_then(Tokenizer::end_of_text).filter(known);
     json!({
         "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel"],
@@ -139,7 +152,7 @@ pub fn config_json(config: &Gpt2Config, tokenizer: Option<Tokenizer>) -> Value {
         "layer_norm_epsilon": config.layer_norm_epsilon,
         "initializer_range": config.initializer_range,
         "tie_word_embeddings": config.tie_word_embeddings,
-        "bos_token_id": end,
+        "bos_token_id": start,
         "eos_token_id": end,
         "torch_dtype": "float32",
     })
