@@ -18,7 +18,7 @@ use crate::units::seconds;
 pub(crate) fn generate(args: &GenerateArgs, json: bool) -> Result<(), Failure> {
     let backend = args.backend.open()?;
     let model = SavedModel::open(&args.checkpoint)?;
-    let mut generator = Generator::new(model, backend, args.tokenizer)?;
+    let mut generator = Generator::new(model, backend, args.tokenizer.clone())?;
     let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
     let started = Instant::now();
     let mut text = String::new();

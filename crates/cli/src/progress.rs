@@ -61,7 +61,7 @@ impl Progress {
             bar.set_style(style);
         }
         let (targets, tokenizer) = match &job.data {
-            Data::Text(text) => ("tokens", Some(text.tokenizer)),
+            Data::Text(text) => ("tokens", Some(text.tokenizer.clone())),
             Data::Cifar10(_) => ("images", None),
             Data::Tensors(_) => ("targets", None),
         };
@@ -246,7 +246,7 @@ impl Observer for Progress {
                     self.say(data.to_string());
                     data.repeated(self.batch).iter().for_each(|note| self.say(note));
                 }
-                self.history.prompt = self.tokenizer.and_then(|t| prompt(&opening(data, t), t));
+                self.history.prompt = self.tokenizer.as_ref().and_then(|t| prompt(&opening(data, t), t));
                 self.wait_for("loading".to_string());
             }
             Event::Started { incidents } => {
@@ -348,16 +348,17 @@ impl Pace {
 }
 
 /// The first held-out tokens; without held-out data, the first training tokens.
-fn opening(data: &Dataset, tokenizer: Tokenizer) -> Vec<u32> {
+fn opening(data: &Dataset, tokenizer: &Tokenizer) -> Vec<u32> {
     let batch = if data.eval_samples() > 0 { data.held_out(&[0], |_| true) } else { data.train_batch(0, 1) };
     let tensors = batch.map(|b| b.tensors).unwrap_or_default();
     let ids = tensors.into_iter().find(|(name, _)| *name == "input_ids").and_then(|(_, t)| t.to_i64());
     let tokens = ids.unwrap_or_default().into_iter().filter_map(|t| u32::try_from(t).ok());
-    tokens.filter(|t| Some(*t) != tokenizer.start_of_text()).collect()
+    let between = tokenizer.before_document();
+    tokens.filter(|t| !between.contains(t)).collect()
 }
 
 /// A few words from the start of a line.
-fn prompt(opening: &[u32], tokenizer: Tokenizer) -> Option<String> {
+fn prompt(opening: &[u32], tokenizer: &Tokenizer) -> Option<String> {
     const LONGEST: usize = 60;
     let text = tokenizer.decode(opening);
     // Held-out text may begin and end in the middle of a line.
@@ -380,7 +381,7 @@ mod tests {
 
     #[test]
     fn a_prompt_is_a_line_or_its_beginning() {
-        let cut = |text: &str| prompt(&Tokenizer::Bytes.encode(text), Tokenizer::Bytes);
+        let cut = |text: &str| prompt(&Tokenizer::Bytes.encode(text).unwrap(), &Tokenizer::Bytes);
         assert_eq!(cut("alf a line\nHAMLET:\n  To be, or not to be\nThat is").unwrap(), "To be, or not to be");
         assert_eq!(cut("ut too short\nno\nlines are worth it").unwrap(), "lines are worth it");
         let long = format!("x\n{}", "one and another ".repeat(9));

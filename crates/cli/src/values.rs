@@ -1,8 +1,10 @@
 //! The values of options, and what is said about wrong ones.
 
+use std::path::Path;
 use std::time::Duration;
 
 use fusionllm_data::Tokenizer;
+use fusionllm_graph::Advice;
 
 pub(crate) fn whole<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
     number(text, 0, 0)
@@ -46,6 +48,15 @@ pub(crate) fn period(text: &str) -> Result<Duration, String> {
     fusionllm_workspace::config::parse_period(text)
 }
 
+/// A tokenizer's name or path.
 pub(crate) fn tokenizer(text: &str) -> Result<Tokenizer, String> {
-    text.parse()
+    let path = Path::new(text);
+    match Tokenizer::of_name(text) {
+        Some(known) => Ok(known),
+        None if path.exists() => Tokenizer::open(path).map_err(|e| e.report()),
+        None => {
+            let names = Tokenizer::NAMES.map(|(name, _)| name).join(", ");
+            Err(format!("it is one of {names}, or the path of a tokenizer.json or of its folder"))
+        }
+    }
 }

@@ -131,6 +131,59 @@ fn documents_start_with_gpt2s_mark() {
     assert_eq!(Tokenizer::Gpt2.decode(&tokens), "<|endoftext|> one two three<|endoftext|> four five");
 }
 
+/// A tokenizer with the token 2 between documents, which starts each with 1.
+fn llama() -> Tokenizer {
+    Tokenizer::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/tokenizers/llama")).unwrap()
+}
+
+#[test]
+fn json_lines_are_documents() {
+    let dir = tempfile::tempdir().unwrap();
+    let lines = b"{\"text\": \"one two\", \"id\": 3}\n\n{\"text\": \"\"}\r\n{\"text\": \"th\\u00e9\\n\"}";
+    let tokens = |tokenizer: Tokenizer, file: (&str, &[u8])| {
+        let config = Text { tokenizer, context: 1, shuffle: false, ..text(&dir, &[file]) };
+        let data = open(config, 1);
+        ints(&data.train_batch(0, data.train_samples()).unwrap(), "input_ids")
+    };
+    let document = |tokenizer: &Tokenizer, text: &str| {
+        let text = tokenizer.encode(text).unwrap();
+        tokenizer.before_document().into_iter().chain(text).map(i64::from).collect::<Vec<_>>()
+    };
+    for tokenizer in [Tokenizer::Bytes, Tokenizer::Gpt2, llama()] {
+        let documents = ["one two", "", "th\u{e9}\n"].map(|text| document(&tokenizer, text)).concat();
+        // The last token is a label, and the one before makes room for the offset.
+        let drawn = tokens(tokenizer, ("a.jsonl", lines));
+        assert_eq!(drawn, documents[..drawn.len()]);
+        assert_eq!(drawn.len(), documents.len() - 2);
+    }
+    // A text file is one document, whatever is in it.
+    let drawn = tokens(llama(), ("a.txt", b"<s> {\"text\": 1}</s>"));
+    assert_eq!(drawn, document(&llama(), "<s> {\"text\": 1}</s>")[..drawn.len()]);
+}
+
+#[test]
+fn errors_in_json_lines() {
+    let dir = tempfile::tempdir().unwrap();
+    let of = |lines: &str, tokenizer| {
+        let config = Text { tokenizer, ..text(&dir, &[("a.jsonl", lines.as_bytes())]) };
+        error(&dir, Data::Text(config))
+    };
+    let good = "{\"text\": \"a\"}\n\n";
+    assert_snapshot!(of(&format!("{good}{{\"text\": \"a"), Tokenizer::Bytes), @r#"
+    DIR/a.jsonl: line 3: column 11: this is no JSON
+    hint: write one JSON object on each line, with the document in its field "text"
+    "#);
+    let problem = |lines: &str| of(&format!("{good}{lines}"), llama()).lines().next().unwrap().to_owned();
+    assert_snapshot!(problem("[\"a\"]"), @"DIR/a.jsonl: line 3: this is no JSON object");
+    assert_snapshot!(problem("{\"content\": \"a\", \"id\": 1}"), @r#"DIR/a.jsonl: line 3: the object has no field "text", but "content", "id""#);
+    assert_snapshot!(problem("{}"), @r#"DIR/a.jsonl: line 3: the object has no field "text", but none"#);
+    assert_snapshot!(problem("{\"text\": null}"), @r#"DIR/a.jsonl: line 3: the field "text" is no string"#);
+    assert_snapshot!(of("\n\n\n\n", Tokenizer::Bytes), @r"
+    the text to train on has 0 tokens, but one sample takes 5 (`data.context` and the token after it)
+    hint: name more text in data.files, lower data.context, or lower data.validation
+    ");
+}
+
 #[test]
 fn without_files_the_sample_text_is_used() {
     let config = Text {

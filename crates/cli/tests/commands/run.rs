@@ -266,3 +266,40 @@ fn an_exported_model_is_the_same_model() {
     );
     assert!(!dir.path().join("other").exists());
 }
+
+/// A run with a tokenizer from a file needs that file at its start alone.
+#[test]
+fn a_run_has_its_own_tokenizer() {
+    let dir = tempfile::tempdir().unwrap();
+    let made = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/tokenizers/byte_level");
+    let given = dir.path().join("given");
+    fs::create_dir(&given).unwrap();
+    let files: Vec<_> = fs::read_dir(&made).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    for name in &files {
+        fs::copy(made.join(name), given.join(name)).unwrap();
+    }
+    fs::write(dir.path().join("a.jsonl"), "{\"text\": \"one two, it's 3\"}\n".repeat(40)).unwrap();
+    let job = "[data]\nfiles = [\"a.jsonl\"]\ntokenizer = \"given\"\n[train]\nsteps = 2\n";
+    fs::write(dir.path().join("job.toml"), job).unwrap();
+    let tiny = |args: &[&str]| call(dir.path(), &[args, &TINY[..]].concat());
+    tiny(&["train", "job.toml", "--peers=1", "--run-dir=run", "--json", "--steps=1"]).json();
+    fs::remove_dir_all(&given).unwrap();
+    // The run may have moved.
+    fs::rename(dir.path().join("run"), dir.path().join("moved")).unwrap();
+
+    for checkpoint in ["moved", "moved/checkpoints/step-1"] {
+        let args = ["generate", checkpoint, "--prompt=one<|im_end|>", "--tokens=3", "--json"];
+        assert!(call(dir.path(), &args).json()["tokens"].as_u64().is_some());
+    }
+    let exported = call(dir.path(), &["export", "moved", "-o", "out", "--json"]).json();
+    for name in files {
+        let name = name.to_str().unwrap();
+        assert_eq!(fs::read(made.join(name)).unwrap(), fs::read(dir.path().join("out").join(name)).unwrap(), "{name}");
+        assert!(exported["files"].as_array().unwrap().contains(&name.into()), "{exported}");
+    }
+    let config: Value = serde_json::from_slice(&fs::read(dir.path().join("out/config.json")).unwrap()).unwrap();
+    assert_eq!((&config["bos_token_id"], &config["eos_token_id"]), (&0.into(), &2.into()));
+    // The exported folder has a model with its tokenizer, too.
+    call(dir.path(), &["generate", "out", "--prompt=one", "--tokens=3", "--json"]).json();
+    call(dir.path(), &["train", "--resume=moved", "--peers=1", "--steps=2", "--json"]).json();
+}

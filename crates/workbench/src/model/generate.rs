@@ -110,10 +110,10 @@ impl Generator {
                 );
             }
         };
-        let Some(tokenizer) = tokenizer.or(model.network.tokenizer) else {
+        let Some(tokenizer) = tokenizer.or_else(|| model.network.tokenizer.clone()) else {
             return fail(
                 &format!("a vocabulary of {size} tokens is neither GPT-2's nor that of bytes"),
-                "name the tokenizer: --tokenizer bytes or --tokenizer gpt2",
+                "name the tokenizer: --tokenizer bytes, --tokenizer gpt2, or the path of a tokenizer.json",
             );
         };
         let known = 0..size.min(tokenizer.vocabulary()) as u32;
@@ -154,10 +154,13 @@ impl Generator {
         tokens: usize,
         mut read: impl FnMut(&str) -> bool,
     ) -> Result<usize, WorkbenchError> {
-        let mut text = self.tokenizer.encode(prompt);
+        let mut text = [self.tokenizer.opening(), &self.tokenizer.encode(prompt)?].concat();
         if text.is_empty() {
             // The model needs a token to start from.
-            text.push(self.tokenizer.start_of_text().unwrap_or(u32::from(b'\n')));
+            match self.tokenizer.start_of_text().or(self.tokenizer.end_of_text()) {
+                Some(token) => text.push(token),
+                None => text = self.tokenizer.encode("\n")?,
+            }
         }
         if let Some(unknown) = text.iter().find(|t| **t as usize >= self.bytes.len()) {
             return Err(WorkbenchError::input_with_hint(
@@ -176,7 +179,7 @@ impl Generator {
             let token = sampling
                 .choose(&logits, n as u64)
                 .ok_or_else(|| WorkbenchError::Diverged { path: self.model.path().to_owned() })?;
-            if Some(token) == self.tokenizer.start_of_text() {
+            if self.tokenizer.ends().contains(&token) {
                 return Ok(n);
             }
             text.push(token);

@@ -1,13 +1,37 @@
 //! The section `[data]`.
 
+use std::path::{Path, PathBuf};
+
 use fusionllm_data::{Cifar10, Data, Tensors, Text, Tokenizer, Validation};
+use fusionllm_graph::Advice;
 
 use super::files::Files;
-use super::reader::{JobError, Section};
+use super::model::FamilyName;
+use super::reader::{JobError, Section, suggest};
+
+/// What `[model]` says that decides about the data.
+pub(super) struct ModelFacts {
+    /// Whether the model takes images, which decides the default of `kind`.
+    images: bool,
+    /// The Hugging Face folder of the model, which may have its tokenizer.
+    folder: Option<PathBuf>,
+}
+
+impl ModelFacts {
+    pub(super) fn of(model: &Section<'_>, files: &Files) -> Result<Self, JobError> {
+        let images = FamilyName::read(model)? == Some(FamilyName::Resnet);
+        Ok(Self { images, folder: files.named(model, "path")? })
+    }
+}
+
+/// Whether a folder has a tokenizer, in whatever form.
+pub(super) fn has_tokenizer(folder: &Path) -> bool {
+    ["tokenizer.json", "tokenizer.model"].iter().any(|name| folder.join(name).is_file())
+}
 
 /// The settings that decide about the network, without the files.
-pub(super) fn without_files(section: &Section<'_>, images: bool) -> Result<Data, JobError> {
-    match Kind::of(section, images)? {
+pub(super) fn without_files(section: &Section<'_>, files: &Files, model: ModelFacts) -> Result<Data, JobError> {
+    match Kind::of(section, model.images)? {
         Kind::Cifar10 => {
             return Ok(Data::Cifar10(Cifar10 {
                 train: Vec::new(),
@@ -27,14 +51,14 @@ pub(super) fn without_files(section: &Section<'_>, images: bool) -> Result<Data,
         }
         Kind::Text => {}
     }
-    let (tokenizer, context) = (tokenizer(section)?, context(section)?);
+    let (tokenizer, context) = (tokenizer(section, files, &model)?, context(section)?);
     let validation = Validation::Fraction(0.0);
     Ok(Data::Text(Text { files: Vec::new(), tokenizer, context, validation, shuffle: true }))
 }
 
-/// Reads the section. `images` says whether the model takes images, which decides the default of `kind`.
-pub(super) fn read(section: &Section<'_>, files: &Files, images: bool) -> Result<Data, JobError> {
-    let kind = Kind::of(section, images)?;
+/// Reads the section.
+pub(super) fn read(section: &Section<'_>, files: &Files, model: ModelFacts) -> Result<Data, JobError> {
+    let kind = Kind::of(section, model.images)?;
     if kind == Kind::Tensors {
         let tensors = Tensors {
             files: files.many_within(section, "files", "safetensors")?.unwrap_or_default(),
@@ -73,7 +97,7 @@ pub(super) fn read(section: &Section<'_>, files: &Files, images: bool) -> Result
     let validation = validation(section, files, 0.1)?;
     let text = Text {
         files: files.many(section, "files")?.unwrap_or_default(),
-        tokenizer: tokenizer(section)?,
+        tokenizer: tokenizer(section, files, &model)?,
         context: context(section)?,
         validation,
         shuffle: shuffle(section)?,
@@ -129,8 +153,27 @@ fn group(section: &Section<'_>) -> Result<usize, JobError> {
     Ok(section.part("group", 1)?.unwrap_or(1))
 }
 
-fn tokenizer(section: &Section<'_>) -> Result<Tokenizer, JobError> {
-    Ok(section.choice("tokenizer", &Tokenizer::NAMES)?.unwrap_or(Tokenizer::Bytes))
+/// The tokenizer that a name or a path names.
+fn tokenizer(section: &Section<'_>, files: &Files, model: &ModelFacts) -> Result<Tokenizer, JobError> {
+    const KEY: &str = "tokenizer";
+    let names = Tokenizer::NAMES.map(|(name, _)| name);
+    let lead = "it is the path of a tokenizer.json or of its folder, or one of";
+    let opened = |path: &Path| {
+        Tokenizer::open(path).map_err(|e| section.error(KEY, e.to_string(), e.hint().unwrap_or_default()))
+    };
+    let Some(written) = section.name_among(KEY, &names, lead)? else {
+        let folder = model.folder.as_deref().filter(|folder| has_tokenizer(folder));
+        return folder.map_or(Ok(Tokenizer::Bytes), opened);
+    };
+    if let Some(known) = Tokenizer::of_name(written) {
+        return Ok(known);
+    }
+    let path = files.at(written);
+    if !path.exists() {
+        let message = format!("`data.tokenizer` cannot be \"{written}\": {} is not there", path.display());
+        return Err(section.error(KEY, message, suggest(written, &names, lead)));
+    }
+    opened(&path)
 }
 
 fn context(section: &Section<'_>) -> Result<usize, JobError> {

@@ -23,7 +23,12 @@ impl From<&Path> for Files {
 impl Files {
     /// The path that a setting names, whether it exists or not.
     pub(super) fn named(&self, section: &Section<'_>, key: &'static str) -> Result<Option<PathBuf>, JobError> {
-        Ok(section.path(key)?.map(|written| self.directory.join(written)))
+        Ok(section.path(key)?.map(|written| self.at(written)))
+    }
+
+    /// The path of a file that is written in the job file.
+    pub(super) fn at(&self, written: &str) -> PathBuf {
+        self.directory.join(written)
     }
 
     /// The existing file that a setting names.

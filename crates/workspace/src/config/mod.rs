@@ -20,7 +20,7 @@ use std::path::Path;
 use fusionllm_plan::Compression;
 use serde::Serialize;
 
-use model::FamilyName;
+use data::ModelFacts;
 pub use model::{Family, ModelConfig};
 pub use network::Network;
 pub use networking::{Networking, parse_relay};
@@ -30,6 +30,7 @@ pub use sections::{Checkpointing, Choice, Decay, Eval, OptimizerConfig, Planning
 pub use quantity::{parse_period, parse_size};
 pub use testbed::{Known, Testbed, load_profile};
 
+use crate::run_dir::TOKENIZER;
 use files::Files;
 use reader::{Node, Section};
 
@@ -128,8 +129,7 @@ impl Job {
         sections.model.misspelt(&["family", "file"])?;
         sections.data.misspelt(&["kind"])?;
         // The data come first, because some defaults of the model depend on them.
-        let images = FamilyName::read(&sections.model)? == Some(FamilyName::Resnet);
-        let data = data::read(&sections.data, &files, images)?;
+        let data = data::read(&sections.data, &files, ModelFacts::of(&sections.model, &files)?)?;
         let job = Self {
             model: ModelConfig::read(&sections.model, &files, &data)?,
             data,
@@ -206,6 +206,20 @@ impl Job {
         toml::to_string(self).map_err(|e| {
             JobError::new("job.toml", format!("the job cannot be written: {e}"), "rename the file, or lower the number")
         })
+    }
+
+    /// The job as TOML for a file of a run, whose directory is `run` as seen from that file. The run has a tokenizer's
+    /// files of its own ([`RunDir::keep_tokenizer`](crate::run_dir::RunDir::keep_tokenizer)).
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Self::to_toml`].
+    pub fn to_toml_in_run(&self, run: &Path) -> Result<String, JobError> {
+        let mut job = self.clone();
+        if let Data::Text(text) = &mut job.data {
+            text.tokenizer = text.tokenizer.at(&run.join(TOKENIZER));
+        }
+        job.to_toml()
     }
 }
 

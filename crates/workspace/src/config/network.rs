@@ -3,12 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use fusionllm_data::{Data, IMAGE_SIZE, Text, Tokenizer, Validation};
+use fusionllm_graph::Advice;
 
 use fusionllm_models::Decoder;
 
-use super::data;
+use super::data::{self, ModelFacts};
 use super::files::Files;
-use super::model::{self, Family, FamilyName, ModelConfig, read_gpt2};
+use super::model::{self, Family, ModelConfig, read_gpt2};
 use super::reader::{self, JobError, Section};
 use super::sections::Train;
 
@@ -73,11 +74,11 @@ impl Network {
         }
         top.finish()?;
         let files = Files::from(path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")));
-        let data = data::without_files(&data, FamilyName::read(&model)? == Some(FamilyName::Resnet))?;
+        let data = data::without_files(&data, &files, ModelFacts::of(&model, &files)?)?;
         let family = ModelConfig::read_family(&model, &files, &data)?;
         let micro_batch = Train::read(&train, None)?.micro_batch.value;
         let (tokenizer, context) = match &data {
-            Data::Text(text) => (Some(text.tokenizer), text.context),
+            Data::Text(text) => (Some(text.tokenizer.clone()), text.context),
             Data::Cifar10(_) => (None, IMAGE_SIZE),
             Data::Tensors(_) => (None, 1),
         };
@@ -89,14 +90,14 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// The file cannot be read, or it describes no GPT-2 that this program computes.
+    /// The file cannot be read, it describes no GPT-2 that this program computes, or the tokenizer beside it is broken.
     pub fn published(path: &Path) -> Result<Self, JobError> {
         let published = reader::parse_json(path)?;
         let weights = path.parent().map(Path::to_owned);
         if published.values.get("model_type").is_some_and(|name| name != "gpt2") {
             let decoder = Decoder::from_config(&published.values)
                 .map_err(|e| model::at_key(&Section::top(&published.node), &e))?;
-            let tokenizer = None;
+            let tokenizer = tokenizer_beside(path)?;
             return Ok(Self {
                 context: decoder.longest(),
                 family: Family::Decoder(Box::new(decoder)),
@@ -115,12 +116,23 @@ impl Network {
             shuffle: true,
         };
         let gpt2 = read_gpt2(&Section::top(&empty), &Data::Text(text), Some(&published.node), false)?;
-        let tokenizer = match gpt2.vocab_size {
+        let own = match gpt2.vocab_size {
             // Vocabularies are often padded to a multiple of 64 or 128.
             50_257..=50_432 => Some(Tokenizer::Gpt2),
             256 => Some(Tokenizer::Bytes),
             _ => None,
         };
+        let tokenizer = tokenizer_beside(path)?.or(own);
         Ok(Self { context: gpt2.n_positions, family: Family::Gpt2(gpt2), tokenizer, micro_batch: 1, weights })
     }
+}
+
+/// The tokenizer in the folder of a `config.json`, if there is one.
+fn tokenizer_beside(config: &Path) -> Result<Option<Tokenizer>, JobError> {
+    let folder = config.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let open = |folder| {
+        Tokenizer::open(folder)
+            .map_err(|e| JobError::new(config.display(), e.to_string(), e.hint().unwrap_or_default()))
+    };
+    data::has_tokenizer(folder).then(|| open(folder)).transpose()
 }

@@ -3,6 +3,7 @@
 //! ```text
 //! runs/0001/
 //!   job.toml         the job, with every default filled in
+//!   tokenizer/       the files of the job's tokenizer, if it has any
 //!   plan.json        the operators of each peer
 //!   ticket           what joiners need, while the run goes on
 //!   owner-ticket     what `status` and `kick` need, while the run goes on
@@ -22,7 +23,7 @@ use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use fusionllm_data::{DiskError, write_atomic, write_private, write_private_atomic};
+use fusionllm_data::{DiskError, Tokenizer, write_atomic, write_private, write_private_atomic};
 use fusionllm_graph::Advice;
 pub use records::{IncidentSummary, LinkSummary, PeerSummary, Spectrum, StepMetrics, Summary};
 
@@ -38,6 +39,8 @@ pub struct RunDir {
     made: Option<Vec<PathBuf>>,
 }
 
+/// The folder with the files of a run's tokenizer.
+pub const TOKENIZER: &str = "tokenizer";
 const JOB: &str = "job.toml";
 const PLAN: &str = "plan.json";
 const TICKET: &str = "ticket";
@@ -146,6 +149,7 @@ impl RunDir {
         for name in [JOB, PLAN, TICKET, OWNER_TICKET, METRICS, IDENTITY, STATE, ATLAS] {
             let _ = fs::remove_file(self.path.join(name));
         }
+        let _ = fs::remove_dir_all(self.path.join(TOKENIZER));
         for directory in made {
             let _ = fs::remove_dir(directory);
         }
@@ -211,6 +215,29 @@ impl RunDir {
     /// The directory of the checkpoints.
     pub fn checkpoints(&self) -> PathBuf {
         self.path.join(CHECKPOINTS)
+    }
+
+    /// Copies the files of the job's tokenizer into the directory, so that the run needs nothing else.
+    ///
+    /// # Errors
+    ///
+    /// A file cannot be read or written.
+    pub fn keep_tokenizer(&self, tokenizer: &Tokenizer) -> Result<(), DiskError> {
+        let directory = self.path.join(TOKENIZER);
+        let files = tokenizer.files();
+        let is_there = |(name, path): &(&str, PathBuf)| same_file(path, &directory.join(name));
+        if files.is_empty() || files.iter().all(is_there) {
+            return Ok(());
+        }
+        match fs::remove_dir_all(&directory) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(DiskError::at(&directory, "removed")(e)),
+            _ => make(&directory)?,
+        };
+        for (name, path) in files {
+            let content = fs::read(&path).map_err(DiskError::at(&path, "read"))?;
+            write_atomic(&directory.join(name), &content)?;
+        }
+        Ok(())
     }
 
     /// Replaces the job, for a resumed run whose settings have changed.
@@ -430,6 +457,11 @@ fn remove(path: &Path) -> Result<(), DiskError> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
         removed => removed.map_err(DiskError::at(path, "removed")),
     }
+}
+
+/// Whether both paths lead to one file.
+fn same_file(a: &Path, b: &Path) -> bool {
+    matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
 }
 
 /// Whether the run in a directory can be continued.

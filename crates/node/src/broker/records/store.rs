@@ -117,7 +117,7 @@ impl Store {
         job: &Job,
         on_event: impl Fn(KeeperEvent) + Send + 'static,
     ) -> Result<Self, NodeError> {
-        let toml = job.to_toml()?;
+        let toml = job.to_toml_in_run(Path::new(""))?;
         let of_checkpoint = resumed.as_ref().and_then(|c| Some((run_of(c.path())?, c.state().step)));
         // The steps after the newest cut are void, but nobody knows that cut before the peers are back.
         let continued = left.map(|left| (left.directory.as_path(), u64::MAX)).or(of_checkpoint);
@@ -129,6 +129,9 @@ impl Store {
             }
             _ => RunDir::create(directory, &toml)?,
         };
+        if let Data::Text(text) = &job.data {
+            run.keep_tokenizer(&text.tokenizer)?;
+        }
         let mut figures = Figures::new(resumed.as_ref().and_then(|c| c.state().loss_first));
         if let Some(left) = left {
             figures.take_over(left.loss_first, &left.incidents);
@@ -332,10 +335,11 @@ impl Store {
         let mut extra = Vec::new();
         if let Data::Text(text) = &job.data {
             // With this file, `transformers` loads the checkpoint directory.
-            let config = published_config(&job.model.family, Some(text.tokenizer));
+            let config = published_config(&job.model.family, Some(&text.tokenizer));
             extra.extend(config.map(|config| ("config.json", format!("{config:#}").into_bytes())));
         }
-        let job_file = job.to_toml()?;
+        // A checkpoint is at RUN/checkpoints/step-N.
+        let job_file = job.to_toml_in_run(Path::new("../.."))?;
         extra.push(("job.toml", job_file.into_bytes()));
         let state = State {
             step: position.step,
@@ -352,7 +356,7 @@ impl Store {
 
     /// Writes the job with the planner's choices.
     pub(crate) fn job(&mut self, job: &Job) -> Result<(), NodeError> {
-        self.ledger.replace_job(job.to_toml()?)
+        self.ledger.replace_job(job.to_toml_in_run(Path::new(""))?)
     }
 
     /// Writes the plan file.

@@ -23,7 +23,7 @@ const TOKENIZER: &str = "tokenizer.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 
 /// Writes a language model into `directory` as `config.json` and `model.safetensors`, and its tokenizer, if that is
-/// known, as `tokenizer.json` and `tokenizer_config.json`. `AutoModelForCausalLM` and `AutoTokenizer` of Hugging Face's
+/// known, as `tokenizer.json` and `tokenizer_config.json`, or as the files that it was read from. `AutoModelForCausalLM` and `AutoTokenizer` of Hugging Face's
 /// `transformers` load them. The weights have the element types and the shards of the folder that the training started
 /// from, if it is still there. Returns the names of the files.
 ///
@@ -32,7 +32,8 @@ const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// The model is no language model, the directory holds a model, the checkpoint is damaged, or the disk fails.
 pub fn hugging_face(model: &SavedModel, directory: &Path) -> Result<Vec<String>, WorkbenchError> {
     not_imported(model)?;
-    let Some(config) = published_config(&model.network.family, model.network.tokenizer) else {
+    let tokenizer = model.network.tokenizer.as_ref();
+    let Some(config) = published_config(&model.network.family, tokenizer) else {
         return Err(WorkbenchError::input_with_hint(
             format!("{}: this is a ResNet, which `transformers` has in another form", model.path().display()),
             "write it under torchvision's names: --format torchvision",
@@ -40,15 +41,24 @@ pub fn hugging_face(model: &SavedModel, directory: &Path) -> Result<Vec<String>,
     };
     claim(directory)?;
     let mut files = weights::write(model, directory)?;
-    let tokenizer = model.network.tokenizer;
     let mut json = vec![(CONFIG, config)];
-    if let Some(tokenizer) = tokenizer {
-        json.push((TOKENIZER, tokenizer::tokenizer_json(tokenizer)));
-        json.push((TOKENIZER_CONFIG, tokenizer::tokenizer_config_json(tokenizer, model.network.context)));
+    match tokenizer {
+        Some(Tokenizer::File(_)) | None => {}
+        Some(own) => {
+            json.push((TOKENIZER, tokenizer::tokenizer_json(own)));
+            json.push((TOKENIZER_CONFIG, tokenizer::tokenizer_config_json(own, model.network.context)));
+        }
     }
     for (name, value) in json {
         let text = serde_json::to_vec_pretty(&value).map_err(|e| WorkbenchError::State(format!("{name}: {e}")))?;
         write_atomic(&directory.join(name), &text)?;
+        files.push(name.to_owned());
+    }
+    // The model has a configuration of its own.
+    let given = tokenizer.map(Tokenizer::files).unwrap_or_default().into_iter().filter(|(name, _)| *name != CONFIG);
+    for (name, path) in given {
+        let content = fs::read(&path).map_err(DiskError::at(&path, "read"))?;
+        write_atomic(&directory.join(name), &content)?;
         files.push(name.to_owned());
     }
     Ok(files)
@@ -122,7 +132,7 @@ pub fn pt2_weights(model: &SavedModel, directory: &Path) -> Result<Vec<String>, 
 }
 
 /// The `config.json` of a language model. `None` for another model.
-pub fn published_config(family: &Family, tokenizer: Option<Tokenizer>) -> Option<Value> {
+pub fn published_config(family: &Family, tokenizer: Option<&Tokenizer>) -> Option<Value> {
     match family {
         Family::Gpt2(config) => Some(config_json(config, tokenizer)),
         Family::Decoder(decoder) => Some(decoder.config.clone().into()),
@@ -131,9 +141,11 @@ pub fn published_config(family: &Family, tokenizer: Option<Tokenizer>) -> Option
 }
 
 /// The `config.json` of a GPT-2.
-pub fn config_json(config: &Gpt2Config, tokenizer: Option<Tokenizer>) -> Value {
+pub fn config_json(config: &Gpt2Config, tokenizer: Option<&Tokenizer>) -> Value {
     // The byte tokenizer has no token for the end of a text, and Hugging Face's default is outside its vocabulary.
-    let end = tokenizer.and_then(Tokenizer::start_of_text).filter(|t| (*t as usize) < config.vocab_size);
+    let known = |token: &u32| (*token as usize) < config.vocab_size;
+    let start = tokenizer.and_then(Tokenizer::start_of_text).filter(known);
+    let end = tokenizer.and_then(Tokenizer::end_of_text).filter(known);
     json!({
         "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel"],
@@ -150,7 +162,7 @@ pub fn config_json(config: &Gpt2Config, tokenizer: Option<Tokenizer>) -> Value {
         "layer_norm_epsilon": config.layer_norm_epsilon,
         "initializer_range": config.initializer_range,
         "tie_word_embeddings": config.tie_word_embeddings,
-        "bos_token_id": end,
+        "bos_token_id": start,
         "eos_token_id": end,
         "torch_dtype": "float32",
     })

@@ -1,4 +1,4 @@
-//! Tokenizers as Hugging Face's `tokenizers` and `transformers` read them.
+//! The program's own tokenizers as Hugging Face's `tokenizers` and `transformers` read them.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use fusionllm_data::Tokenizer;
 
 /// The content of `tokenizer.json`: a byte-level byte-pair encoding. The tokenizer for bytes has no merges.
-pub(super) fn tokenizer_json(tokenizer: Tokenizer) -> Value {
+pub(super) fn tokenizer_json(tokenizer: &Tokenizer) -> Value {
     let end = tokenizer.start_of_text();
     let ordinary = 0..end.unwrap_or(tokenizer.vocabulary() as u32);
     let tokens: Vec<Vec<u8>> = ordinary.map_while(|token| tokenizer.bytes(token)).collect();
@@ -47,7 +47,7 @@ pub(super) fn tokenizer_json(tokenizer: Tokenizer) -> Value {
 }
 
 /// The content of `tokenizer_config.json`, for texts of up to `context` tokens.
-pub(super) fn tokenizer_config_json(tokenizer: Tokenizer, context: usize) -> Value {
+pub(super) fn tokenizer_config_json(tokenizer: &Tokenizer, context: usize) -> Value {
     let end = tokenizer.start_of_text().map(|token| tokenizer.decode(&[token]));
     json!({
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -104,12 +104,12 @@ mod tests {
     /// The first and the last lines of the `merges.txt` that OpenAI published.
     #[test]
     fn the_merges_of_gpt2_are_those_that_were_published() {
-        let json = tokenizer_json(Tokenizer::Gpt2);
+        let json = tokenizer_json(&Tokenizer::Gpt2);
         let merges = json["model"]["merges"].as_array().unwrap();
         assert_eq!(merges.len(), 50_000);
         assert_eq!(merges[..4], [json!(["Ġ", "t"]), json!(["Ġ", "a"]), json!(["h", "e"]), json!(["i", "n"])]);
         assert_eq!(merges[49_998..], [json!(["Ġinform", "ants"]), json!(["Ġg", "azed"])]);
         assert_eq!(json["model"]["vocab"].as_object().unwrap().len(), 50_257);
-        assert_eq!(tokenizer_json(Tokenizer::Bytes)["model"]["merges"], json!([]));
+        assert_eq!(tokenizer_json(&Tokenizer::Bytes)["model"]["merges"], json!([]));
     }
 }

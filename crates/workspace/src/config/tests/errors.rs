@@ -112,8 +112,8 @@ fn errors_in_names() {
     hint: did you mean `n_layer`? [model] takes family, path, config, weights, n_embd, n_layer, n_head, n_inner, vocab_size, n_positions, resid_pdrop, embd_pdrop, attn_pdrop, layer_norm_epsilon, activation_function, tie_word_embeddings, initializer_range, _attn_implementation
     ");
     assert_snapshot!(error("[data]\ntokenizer = \"bpe\""), @r#"
-    job.toml:2:13: `data.tokenizer` cannot be "bpe"
-    hint: it is one of "bytes", "gpt2"
+    job.toml:2:13: `data.tokenizer` cannot be "bpe": /nowhere/bpe is not there
+    hint: it is the path of a tokenizer.json or of its folder, or one of "bytes", "gpt2"
     "#);
     assert_snapshot!(error("[plan]\nscheduler = \"opfence\""), @r#"
     job.toml:2:13: `plan.scheduler` cannot be "opfence"

@@ -370,3 +370,48 @@ fn the_zoos_weights_fit_their_model() {
     let Differences { missing, extra } = check(&config).unwrap();
     assert!(missing.is_empty() && extra.is_empty(), "{missing:?} {extra:?}");
 }
+
+/// A folder that `testdata/tokenizers/make.py` made.
+fn tokenizer() -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/tokenizers/llama")
+}
+
+#[test]
+fn a_tokenizer_is_a_name_or_a_path() {
+    let dir = directory();
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        fs::copy(tokenizer().join(name), dir.path().join(name)).unwrap();
+    }
+    let read = |written: &str| {
+        let text = format!("[data]\ntokenizer = \"{written}\"\n[model]\nfamily = \"gpt2\"\n");
+        Job::parse("job.toml", &text, dir.path(), &[]).map_err(|e| e.report())
+    };
+    let (file, folder) = (read("tokenizer.json").unwrap(), read(".").unwrap());
+    let Family::Gpt2(gpt2) = &file.model.family else { panic!("no GPT-2") };
+    let Data::Text(text) = &file.data else { panic!("no text") };
+    assert_eq!((gpt2.vocab_size, &file.data), (text.tokenizer.vocabulary(), &folder.data));
+    let path = dir.path().join("tokenizer.json");
+    assert!(file.to_toml().unwrap().contains(&format!("tokenizer = {:?}\n", path.display().to_string())));
+    assert!(file.to_toml_in_run(Path::new("../..")).unwrap().contains("tokenizer = \"../../tokenizer\"\n"));
+    let told = |written: &str| read(written).unwrap_err().replace(&dir.path().display().to_string(), "DIR");
+    assert_snapshot!(told("none.json"), @r#"
+    job.toml:2:13: `data.tokenizer` cannot be "none.json": DIR/none.json is not there
+    hint: it is the path of a tokenizer.json or of its folder, or one of "bytes", "gpt2"
+    "#);
+    assert_snapshot!(told("corpus"), @r#"
+    job.toml:2:13: DIR/corpus: there is no tokenizer.json here
+    hint: let transformers write one: python3 -c 'from transformers import AutoTokenizer; AutoTokenizer.from_pretrained("DIR").save_pretrained("DIR")'
+    "#);
+}
+
+#[test]
+fn a_model_from_hugging_face_has_the_tokenizer_beside_it() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("config.json"), "{\"model_type\": \"gpt2\", \"vocab_size\": 50257}").unwrap();
+    let read = || Network::at(dir.path()).map(|network| network.tokenizer.unwrap()).map_err(|e| e.report());
+    assert_eq!(read().unwrap(), fusionllm_data::Tokenizer::Gpt2);
+    fs::copy(tokenizer().join("tokenizer.json"), dir.path().join("tokenizer.json")).unwrap();
+    assert!(matches!(read().unwrap(), fusionllm_data::Tokenizer::File(_)));
+    fs::write(dir.path().join("tokenizer.json"), "{}").unwrap();
+    assert!(read().unwrap_err().contains("no tokenizer: it has no `model`"));
+}

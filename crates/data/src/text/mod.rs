@@ -1,23 +1,27 @@
 //! Text as one long sequence of tokens, cut into contexts.
 
+mod documents;
+mod tokens;
+
 use std::fmt;
-use std::path::Path;
 
 use fusionllm_graph::units::counted;
 use fusionllm_graph::{CounterRng, HostTensor};
 
 use super::order::Order;
 use super::sample;
-use super::{Batch, DataError, IGNORED, Text, Tokenizer, Validation};
+use super::{Batch, DataError, IGNORED, Text, Validation};
+use documents::Documents;
+use tokens::Tokens;
 
 /// Training tokens and held-out tokens.
 ///
 /// The last part of each file is held out, or whole files are. The other parts follow each other, each after the
-/// tokenizer's start token if it has one. Each epoch cuts the sequence at another offset, so that a token appears at
+/// tokens that the tokenizer has before a document. Each epoch cuts the sequence at another offset, so that a token appears at
 /// many positions over the epochs.
 pub(super) struct Corpus {
-    train: Vec<u16>,
-    held_out: Vec<u16>,
+    train: Tokens,
+    held_out: Tokens,
     context: usize,
     order: Order,
     offsets: CounterRng,
@@ -28,31 +32,33 @@ pub(super) struct Corpus {
 
 impl Corpus {
     pub(super) fn open(text: &Text, seed: u64) -> Result<Self, DataError> {
-        let mut rows = Rows { tokenizer: text.tokenizer, hasher: blake3::Hasher::new(), files: 0, bytes: 0 };
-        let (mut train, mut held_out) = (Vec::new(), Vec::new());
+        let mut documents = Documents::new(&text.tokenizer);
+        let [mut train, mut held_out] = [(); 2].map(|()| Tokens::new(text.tokenizer.vocabulary()));
         let fraction = match &text.validation {
             Validation::Fraction(fraction) => *fraction,
             Validation::Files(paths) => {
                 for path in paths {
-                    held_out.extend(rows.file(path)?);
+                    held_out.extend(documents.file(path)?);
                 }
                 0.0
             }
         };
-        let mut add = |tokens: Vec<u16>| {
+        let mut add = |documents: &Documents<'_>, mut tokens: Vec<u32>| {
             let kept = tokens.len() - (tokens.len() as f64 * fraction) as usize;
-            train.extend_from_slice(&tokens[..kept]);
-            if kept < tokens.len() {
-                held_out.extend(text.tokenizer.start_of_text().map(|t| t as u16));
-                held_out.extend_from_slice(&tokens[kept..]);
+            let rest = tokens.split_off(kept);
+            train.extend(tokens);
+            if !rest.is_empty() {
+                held_out.extend(documents.before().chain(rest));
             }
         };
         for path in &text.files {
-            add(rows.file(path)?);
+            let tokens = documents.file(path)?;
+            add(&documents, tokens);
         }
         if text.files.is_empty() {
             for document in sample::documents() {
-                add(rows.document(document));
+                let tokens = documents.document(document)?;
+                add(&documents, tokens);
             }
         }
 
@@ -80,8 +86,7 @@ impl Corpus {
         }
         let order = Order::new(seed, samples(train.len(), context), 1, text.shuffle);
         let offsets = CounterRng::for_name(seed, "data.offset");
-        let digest = rows.hasher.finalize().to_hex().to_string();
-        let (files, bytes) = (rows.files, rows.bytes);
+        let (digest, files, bytes) = (documents.digest(), documents.files, documents.bytes);
         Ok(Self { train, held_out, context, order, offsets, digest, files, bytes })
     }
 
@@ -111,7 +116,7 @@ impl Corpus {
         for consumed in first..first + samples as u64 {
             let (epoch, sample) = self.order.at(consumed);
             let start = self.offset(epoch) + sample * self.context;
-            rows.push(&self.train[start..=start + self.context]);
+            rows.push(&self.train.get(start..start + self.context + 1));
         }
         rows.into_batch()
     }
@@ -128,7 +133,7 @@ impl Corpus {
         for sample in samples.iter().filter(|sample| **sample < self.eval_samples()) {
             let start = sample * self.context;
             let end = (start + self.context + 1).min(self.held_out.len());
-            rows.push(&self.held_out[start..end]);
+            rows.push(&self.held_out.get(start..end));
         }
         rows.into_batch()
     }
@@ -149,52 +154,6 @@ impl fmt::Display for Corpus {
     }
 }
 
-/// Reads documents and notes their digest.
-struct Rows {
-    tokenizer: Tokenizer,
-    hasher: blake3::Hasher,
-    files: usize,
-    bytes: u64,
-}
-
-impl Rows {
-    fn file(&mut self, path: &Path) -> Result<Vec<u16>, DataError> {
-        let bytes = super::read(path)?;
-        if let Some(encoding) = crate::encoding::wide(&bytes) {
-            return Err(DataError::Malformed {
-                path: path.to_owned(),
-                message: format!("the text is in {}, not in UTF-8", encoding.name),
-                hint: encoding.hint,
-            });
-        }
-        if self.tokenizer == Tokenizer::Bytes {
-            self.note(&bytes);
-            return Ok(bytes.into_iter().map(u16::from).collect());
-        }
-        let text = String::from_utf8(bytes).map_err(|e| DataError::Malformed {
-            path: path.to_owned(),
-            message: format!("byte {} is not UTF-8", e.utf8_error().valid_up_to()),
-            hint: "convert the file to UTF-8 (or fetch it again if it was cut short), or write tokenizer = \"bytes\"",
-        })?;
-        Ok(self.document(&text))
-    }
-
-    fn document(&mut self, text: &str) -> Vec<u16> {
-        self.note(text.as_bytes());
-        let start = self.tokenizer.start_of_text();
-        // Both vocabularies are below 2^16.
-        start.into_iter().chain(self.tokenizer.encode(text)).map(|t| t as u16).collect()
-    }
-
-    fn note(&mut self, bytes: &[u8]) {
-        self.files += 1;
-        self.bytes += bytes.len() as u64;
-        // The lengths distinguish files whose contents join to the same bytes.
-        self.hasher.update(&(bytes.len() as u64).to_le_bytes());
-        self.hasher.update(bytes);
-    }
-}
-
 /// A batch under construction.
 struct Contexts {
     context: usize,
@@ -210,11 +169,11 @@ impl Contexts {
     }
 
     /// Adds a sample with one token more than it has labels. Padding fills up the context.
-    fn push(&mut self, tokens: &[u16]) {
+    fn push(&mut self, tokens: &[i64]) {
         let labels = tokens.len().saturating_sub(1);
         let end = self.inputs.len() + self.context;
-        self.inputs.extend(tokens[..labels].iter().map(|&t| i64::from(t)));
-        self.labels.extend(tokens.iter().skip(1).map(|&t| i64::from(t)));
+        self.inputs.extend(&tokens[..labels]);
+        self.labels.extend(tokens.iter().skip(1));
         self.inputs.resize(end, 0);
         self.labels.resize(end, IGNORED);
     }
