@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use fusionllm_data::weights::Weights;
-use fusionllm_data::{Cifar10, Data, Dataset};
+use fusionllm_data::{Cifar10, Data, Dataset, Tokenizer};
 use fusionllm_graph::{Graph, StateTensor, TensorType, autodiff};
 use fusionllm_import::ImportOptions;
 use fusionllm_node::{RelayUrl, decoders};
@@ -52,6 +52,18 @@ pub(crate) fn weights(bytes: &[u8]) -> bool {
         let tensor = |(name, ty): (&str, TensorType)| StateTensor { names: vec![name.into()], ty, trained: true };
         let state: Vec<StateTensor> = weights.tensor_types().map(tensor).collect();
         weights.compare(&state).is_ok() && state.iter().all(|tensor| weights.state_tensor(tensor).is_ok())
+    })
+}
+
+/// A `tokenizer.json`, with which a text is encoded and decoded.
+pub(crate) fn tokenizer(bytes: &[u8]) -> bool {
+    in_file(bytes, "tokenizer.json", |path| {
+        let Ok(tokenizer) = Tokenizer::open(path) else { return false };
+        let text = "a </s> <s>Gr\u{f6}\u{df}e \u{65e5}\n\n  it's 123 [CLS]<|im_end|>";
+        let (plain, special) = (tokenizer.encode(text), tokenizer.encode_with_special(text));
+        plain.is_ok_and(|tokens| {
+            tokens.iter().all(|token| tokenizer.bytes(*token).is_some()) && !tokenizer.decode(&tokens).is_empty()
+        }) && special.is_ok()
     })
 }
 

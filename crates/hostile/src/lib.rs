@@ -70,4 +70,5 @@ pub const TARGETS: &[Target] = &[
     text("job", files::job),
     text("testbed", files::testbed),
     text("profile", files::profile),
+    text("tokenizer", files::tokenizer),
 ];

@@ -10,6 +10,7 @@ use serde_json::Value;
 use tokenizers::models::ModelWrapper;
 use tokenizers::{Encoding, Model, Tokenizer};
 
+use super::check::check;
 use super::guard::without_special;
 use super::settings::{FILES, Settings};
 use super::windows::{Token, Windows};
@@ -53,7 +54,7 @@ fn malformed(path: &Path, message: impl Into<String>) -> DataError {
     DataError::Malformed { path: path.to_owned(), message: message.into(), hint: CONVERT }
 }
 
-/// Runs code of `tokenizers`, which panics on some broken files.
+/// Runs code of `tokenizers`, which may panic on a broken file that [`check`] does not know.
 fn guarded<T>(run: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err("its parts do not fit each other".into()))
 }
@@ -213,12 +214,7 @@ impl TokenizerFile {
 
 /// The tokenizer without truncation, padding, chance and special tokens in plain text, and the size of its vocabulary.
 fn load(mut json: Value) -> Result<(Tokenizer, usize), String> {
-    match json["model"]["type"].as_str() {
-        _ if !json["model"].is_object() => return Err("it has no `model`".into()),
-        // Files of early versions do not say it.
-        None | Some("BPE" | "Unigram" | "WordPiece" | "WordLevel") => {}
-        Some(other) => return Err(format!("its model is \"{other}\", not BPE, Unigram, WordPiece or WordLevel")),
-    }
+    check(&json)?;
     for key in ["truncation", "padding"] {
         json[key] = Value::Null;
     }

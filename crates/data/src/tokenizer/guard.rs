@@ -51,7 +51,7 @@ fn count(value: &Value) -> usize {
 }
 
 /// The words that a merge joins: `["a", "b"]`, or `"a b"` in older files.
-fn parts(merge: &Value) -> (&str, &str) {
+pub(super) fn parts(merge: &Value) -> (&str, &str) {
     match merge {
         Value::String(both) => both.split_once(' ').unwrap_or_default(),
         pair => (pair[0].as_str().unwrap_or_default(), pair[1].as_str().unwrap_or_default()),

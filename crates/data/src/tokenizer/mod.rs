@@ -1,5 +1,6 @@
 //! From text to tokens and back.
 
+mod check;
 mod file;
 mod gpt2;
 mod guard;

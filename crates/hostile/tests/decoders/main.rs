@@ -38,7 +38,8 @@ fn number(variable: &str) -> Option<u64> {
 fn usual(target: &Target) -> u64 {
     match target.name {
         "assignment" | "operator" => 60_000,
-        "weights" | "images" | "manifest" | "profile" | "archive" | "archive-program" | "graph" | "plan" => 1_000,
+        "weights" | "images" | "manifest" | "profile" | "archive" | "archive-program" | "graph" | "plan"
+        | "tokenizer" => 1_000,
         _ => 40_000,
     }
 }

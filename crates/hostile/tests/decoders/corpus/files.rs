@@ -118,3 +118,10 @@ add = [[1e3, 1e-6]]
 [device.scratch]
 mm = [[1e6, 1e3]]
 "#;
+
+/// Tokenizers of every kind.
+pub(super) fn tokenizers() -> Vec<Vec<u8>> {
+    let made = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/tokenizers");
+    let read = |name| std::fs::read(made.join(name).join("tokenizer.json")).unwrap();
+    ["byte_level", "llama", "unigram", "word_piece"].map(read).to_vec()
+}

@@ -32,6 +32,7 @@ pub(crate) fn samples(name: &str) -> Vec<Vec<u8>> {
         "archive-program" => vec![pt2::program().to_string().into_bytes()],
         "graph" => programs::graphs(),
         "plan" => vec![programs::plan()],
+        "tokenizer" => files::tokenizers(),
         name => files::texts(name),
     }
 }
