@@ -98,10 +98,21 @@ impl ModelConfig {
         Ok(Self { family, weights })
     }
 
+    /// The `config.json` that a section names, itself or with its folder.
+    fn published(section: &Section<'_>, files: &Files) -> Result<Option<Json>, JobError> {
+        let folder = files.folder(section, "path")?.map(|folder| folder.join(CONFIG));
+        files.one(section, "config")?.or(folder).map(|path| reader::parse_json(&path)).transpose()
+    }
+
     /// The network alone. Its weights may be missing.
     pub(super) fn read_family(section: &Section<'_>, files: &Files, data: &Data) -> Result<Family, JobError> {
-        let folder = files.folder(section, "path")?.map(|folder| folder.join(CONFIG));
-        let published = files.one(section, "config")?.or(folder).map(|path| reader::parse_json(&path)).transpose()?;
+        let named = FamilyName::read(section)?;
+        let is_text = !matches!(data, Data::Cifar10(_)) || section.has("path") || section.has("config");
+        let writes_text = match named {
+            None => is_text && !section.has("file"),
+            Some(name) => matches!(name, FamilyName::Gpt2 | FamilyName::Decoder),
+        };
+        let published = if writes_text { Self::published(section, files)? } else { None };
         let default = match (data, &published) {
             _ if section.has("file") => FamilyName::Imported,
             (_, Some(Json { values, .. })) if values.get(MODEL_TYPE).is_none_or(|name| name == "gpt2") => {
@@ -111,7 +122,7 @@ impl ModelConfig {
             (Data::Cifar10(_), None) => FamilyName::Resnet,
             _ => FamilyName::Gpt2,
         };
-        let name = FamilyName::read(section)?.unwrap_or(default);
+        let name = named.unwrap_or(default);
         section.path("weights")?;
         Ok(match name {
             FamilyName::Gpt2 => {
