@@ -1,7 +1,7 @@
 //! Reading safetensors files tensor by tensor: one file, or the shards of a Hugging Face folder.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -140,10 +140,8 @@ impl Weights {
             .map_err(|e| malformed(format!("this is not an index of safetensors files: {e}")))?;
         let folder = index.parent().unwrap_or(Path::new(""));
         let mut shards: BTreeMap<&str, BTreeMap<String, Entry>> = BTreeMap::new();
-        for name in weight_map.values() {
-            if shards.contains_key(name.as_str()) {
-                continue;
-            }
+        // In the order of their names, which have numbers.
+        for name in weight_map.values().collect::<BTreeSet<_>>() {
             // The index comes from a stranger.
             if Path::new(name).file_name() != Some(name.as_ref()) {
                 return Err(malformed(format!("it names {name:?}, which is no file beside it")));
