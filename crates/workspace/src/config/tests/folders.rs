@@ -103,8 +103,8 @@ fn errors_in_folders() {
     let error = |text: &str, set: &[&str]| {
         read(&dir, text, set).unwrap_err().report().replace(&dir.path().display().to_string(), "DIR")
     };
-    assert_snapshot!(error("[model]\npath = \"modell\"", &[]), @r#"
-    job.toml:2:8: `model.path`: there is no folder "modell" in DIR
+    assert_snapshot!(error("[model]\npath = \"models\"", &[]), @r#"
+    job.toml:2:8: `model.path`: there is no folder "models" in DIR
     hint: name a folder as Hugging Face publishes models, with config.json and safetensors files
     "#);
     assert_snapshot!(error("[model]\npath = \".\"", &[]), @r#"
