@@ -58,7 +58,8 @@ def test_a_folder_goes_in_and_comes_out(family: str, kind: str, tmp_path: Path) 
     text = tmp_path / "text.txt"
     text.write_text("The quick brown fox jumps over the lazy dog. " * 60)
     job = {"model.path": source, "data.files": json.dumps([str(text)]), "data.context": 16, "train.steps": 2}
-    settings = [f"--set={key}={value}" for key, value in {**job, "train.batch": 4, "eval.every": 0}.items()]
+    job |= {"data.tokenizer": "bytes", "train.batch": 4, "eval.every": 0}
+    settings = [f"--set={key}={value}" for key, value in job.items()]
     run("train", *settings, "--peers", 3, "--run-dir", tmp_path / "run")
     run("export", tmp_path / "run", "-o", out)
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use fusionllm_data::Tokenizer;
 
-use crate::values::{at_least_1, memory, peers, period, slowdown, temperature, tokenizer, whole};
+use crate::values::{at_least_1, memory, peers, period, share, slowdown, temperature, tokenizer, whole};
 
 /// Trains one model over many machines, whatever their hardware and however slow the links between them.
 #[derive(Debug, Parser)]
@@ -483,6 +483,10 @@ pub(crate) struct GenerateArgs {
     /// Choose among the K most likely tokens; 0 for all.
     #[arg(long, value_name = "K", default_value_t = 0, value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub(crate) top_k: usize,
+
+    /// Choose among the most likely tokens that have this share of the probability together; 1 for all.
+    #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = share, allow_negative_numbers = true)]
+    pub(crate) top_p: f64,
 
     /// The same seed gives the same text.
     #[arg(long, value_name = "S", default_value_t = 1, value_parser = whole::<u64>, allow_negative_numbers = true)]

@@ -19,7 +19,8 @@ pub(crate) fn generate(args: &GenerateArgs, json: bool) -> Result<(), Failure> {
     let backend = args.backend.open()?;
     let model = SavedModel::open(&args.checkpoint)?;
     let mut generator = Generator::new(model, backend, args.tokenizer.clone())?;
-    let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
+    let GenerateArgs { temperature, top_k, top_p, seed, .. } = *args;
+    let sampling = Sampling { temperature, top_k, top_p, seed };
     let started = Instant::now();
     let mut text = String::new();
     let mut printed = Ok(());
@@ -44,6 +45,7 @@ pub(crate) fn generate(args: &GenerateArgs, json: bool) -> Result<(), Failure> {
             "tokens": tokens,
             "temperature": args.temperature,
             "top_k": args.top_k,
+            "top_p": args.top_p,
             "seed": args.seed,
             "tokens_per_s": tokens as f64 / took.max(1e-9),
         }));

@@ -33,6 +33,13 @@ pub(crate) fn temperature(text: &str) -> Result<f64, String> {
     }
 }
 
+pub(crate) fn share(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(x) if x > 0.0 && x <= 1.0 => Ok(x),
+        _ => Err("it must be a number above 0 and at most 1".into()),
+    }
+}
+
 pub(crate) fn slowdown(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(x) if x >= 1.0 && x.is_finite() => Ok(x),

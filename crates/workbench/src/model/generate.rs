@@ -21,6 +21,9 @@ pub struct Sampling {
     pub temperature: f64,
     /// How many of the most likely tokens to choose from; 0 for all.
     pub top_k: usize,
+    /// The least share of the probability that the tokens to choose from have together, the most likely ones first; 1
+    /// for all tokens.
+    pub top_p: f64,
     /// Decides the choices, together with the number of each token.
     pub seed: u64,
 }
@@ -40,7 +43,20 @@ impl Sampling {
             likely.truncate(self.top_k);
             likely.sort_unstable_by_key(|(token, _)| *token);
         }
-        let weights: Vec<f64> = likely.iter().map(|(_, l)| ((l - best.1) / self.temperature).exp()).collect();
+        let weight = |l: f64| ((l - best.1) / self.temperature).exp();
+        if self.top_p < 1.0 {
+            likely.sort_unstable_by(falling);
+            let share = self.top_p * likely.iter().map(|(_, l)| weight(*l)).sum::<f64>();
+            let mut before = 0.0;
+            let kept = likely.iter().take_while(|(_, l)| {
+                let kept = before < share;
+                before += weight(*l);
+                kept
+            });
+            likely.truncate(kept.count().max(1));
+            likely.sort_unstable_by_key(|(token, _)| *token);
+        }
+        let weights: Vec<f64> = likely.iter().map(|(_, l)| weight(*l)).collect();
         let block = CounterRng::for_name(self.seed, "generate").block(n, 0);
         let uniform = (u64::from(block[0]) << 21 ^ u64::from(block[1]) >> 11) as f64 / (1u64 << 53) as f64;
         let mut left = uniform * weights.iter().sum::<f64>();
@@ -373,7 +389,7 @@ mod tests {
         }
         assert_eq!(generator.graphs.len(), 2, "few graphs serve all lengths");
 
-        let sampling = Sampling { temperature: 1.0, top_k: 0, seed: 2 };
+        let sampling = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 2 };
         let mut write =
             |tokens, more: &mut dyn FnMut(&str) -> bool| generator.generate("Once", &sampling, tokens, more).unwrap();
         let mut whole = String::new();
@@ -403,7 +419,7 @@ mod tests {
         let unknown = open(None).err().unwrap().report();
         assert!(unknown.contains("100 tokens is neither") && unknown.contains("--tokenizer bytes"), "{unknown}");
         let mut generator = open(Some(Tokenizer::Bytes)).unwrap();
-        let sampling = Sampling { temperature: 1.0, top_k: 0, seed: 2 };
+        let sampling = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 2 };
         let error = generator.generate("Ax", &sampling, 9, |_| true).unwrap_err().to_string();
         assert!(error.contains(r#"the prompt has "x" in it (token 120)"#), "{error}");
         // No token is chosen that the tokenizer cannot decode. An empty prompt starts from the start token.
@@ -443,13 +459,19 @@ mod tests {
         let near = |got: Vec<f64>, want: [f64; 3]| {
             assert!(got.iter().zip(want).all(|(g, w)| (g - w).abs() < 0.015), "{got:?} is not {want:?}");
         };
-        let plain = Sampling { temperature: 1.0, top_k: 0, seed: 5 };
+        let plain = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 5 };
         near(shares(&choices(plain, &logits), 3), [1.0 / 7.0, 2.0 / 7.0, 4.0 / 7.0]);
         let cold = Sampling { temperature: 0.5, ..plain };
         near(shares(&choices(cold, &logits), 3), [1.0 / 21.0, 4.0 / 21.0, 16.0 / 21.0]);
         let two = Sampling { top_k: 2, ..plain };
         near(shares(&choices(two, &logits), 3), [0.0, 1.0 / 3.0, 2.0 / 3.0]);
         assert_eq!(choices(Sampling { top_k: 3, ..plain }, &logits), choices(plain, &logits));
+        // The first two of the tokens have the share, and the first alone has not.
+        assert_eq!(choices(Sampling { top_p: 0.7, ..plain }, &logits), choices(two, &logits));
+        assert_eq!(
+            choices(Sampling { top_p: 0.1, ..plain }, &logits),
+            choices(Sampling { top_k: 1, ..plain }, &logits)
+        );
         assert_eq!(choices(plain, &logits), choices(plain, &logits));
         assert_ne!(choices(plain, &logits), choices(Sampling { seed: 6, ..plain }, &logits));
     }
@@ -457,9 +479,9 @@ mod tests {
     #[test]
     fn the_likeliest_token_is_the_first_of_its_equals() {
         let logits = [0.0, 3.0, f32::NAN, 3.0, f32::NEG_INFINITY];
-        let greedy = Sampling { temperature: 0.0, top_k: 0, seed: 1 };
+        let greedy = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 1 };
         assert_eq!(greedy.choose(&logits, 0), Some(1));
-        let one = Sampling { temperature: 1.0, top_k: 1, seed: 1 };
+        let one = Sampling { temperature: 1.0, top_k: 1, top_p: 1.0, seed: 1 };
         assert!(choices(one, &logits).iter().all(|t| *t == 1));
         assert_eq!(one.choose(&[f32::INFINITY, 0.0], 0), Some(0));
         assert_eq!(one.choose(&[f32::NAN, f32::NEG_INFINITY], 0), None);

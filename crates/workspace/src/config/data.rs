@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use fusionllm_data::{Cifar10, Data, Tensors, Text, Tokenizer, Validation};
 use fusionllm_graph::Advice;
 
-use super::files::Files;
+use super::files::{CONFIG, Files};
 use super::model::FamilyName;
 use super::reader::{JobError, Section, suggest};
 
@@ -26,7 +26,7 @@ impl ModelFacts {
 
 /// Whether a folder has a tokenizer, in whatever form.
 pub(super) fn has_tokenizer(folder: &Path) -> bool {
-    ["tokenizer.json", "tokenizer.model"].iter().any(|name| folder.join(name).is_file())
+    ["tokenizer.json", "tokenizer.model", "vocab.json"].iter().any(|name| folder.join(name).is_file())
 }
 
 /// The settings that decide about the network, without the files.
@@ -162,8 +162,15 @@ fn tokenizer(section: &Section<'_>, files: &Files, model: &ModelFacts) -> Result
         Tokenizer::open(path).map_err(|e| section.error(KEY, e.to_string(), e.hint().unwrap_or_default()))
     };
     let Some(written) = section.name_among(KEY, &names, lead)? else {
-        let folder = model.folder.as_deref().filter(|folder| has_tokenizer(folder));
-        return folder.map_or(Ok(Tokenizer::Bytes), opened);
+        // A model that has learnt from tokens would learn nothing from bytes. A folder that is none is reported later.
+        let Some(folder) = model.folder.as_deref().filter(|folder| folder.join(CONFIG).is_file()) else {
+            return Ok(Tokenizer::Bytes);
+        };
+        if !has_tokenizer(folder) {
+            let message = format!("{} has no tokenizer.json, and `data.tokenizer` is not written", folder.display());
+            return Err(section.error(KEY, message, suggest("", &names, lead)));
+        }
+        return opened(folder);
     };
     if let Some(known) = Tokenizer::of_name(written) {
         return Ok(known);

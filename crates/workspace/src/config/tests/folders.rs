@@ -17,7 +17,7 @@ fn folder(config: &str) -> tempfile::TempDir {
 }
 
 fn read(dir: &tempfile::TempDir, text: &str, set: &[&str]) -> Result<Job, JobError> {
-    let set: Vec<String> = set.iter().map(|set| set.to_string()).collect();
+    let set: Vec<String> = ["data.tokenizer=bytes"].iter().chain(set).map(|set| set.to_string()).collect();
     Job::parse("job.toml", text, dir.path(), &set)
 }
 
@@ -68,7 +68,14 @@ fn a_folder_is_a_model_with_its_weights() {
 #[test]
 fn the_quick_start_takes_a_folder() {
     let dir = folder(LLAMA);
-    let job = Job::quick_start(&[format!("model.path={}/model", dir.path().display())]).unwrap();
+    let path = format!("model.path={}/model", dir.path().display());
+    // A model that has learnt from tokens does not silently learn from bytes.
+    let refused = Job::quick_start(std::slice::from_ref(&path)).unwrap_err().report();
+    assert_snapshot!(refused.replace(&dir.path().display().to_string(), "DIR"), @r#"
+    the quick start's job: DIR/model has no tokenizer.json, and `data.tokenizer` is not written
+    hint: it is the path of a tokenizer.json or of its folder, or one of "bytes", "gpt2"
+    "#);
+    let job = Job::quick_start(&[path, "data.tokenizer=bytes".into()]).unwrap();
     assert_eq!((decoder(&job).model_type, job.train.steps), ("llama", 400));
     assert!(job.train.optimizer.lr < 1e-3, "{:?}", job.train.optimizer);
 }
