@@ -271,8 +271,8 @@ fn graphs_whose_shapes_do_not_fit() {
     hint: write the graph anew; this file is damaged or of another kind
     ");
     assert_snapshot!(show("bert.json"), @r#"
-    error: DIR/bert.json: `model_type` is not "gpt2"
-    hint: use the configuration of a plain GPT-2
+    error: DIR/bert.json: the family "bert" is not known
+    hint: the families are gpt2, llama, mistral, qwen2, qwen3, gemma2, gemma3_text, phi3, olmo2, smollm3, gpt_neox; export another model with torch.export
     "#);
     assert_snapshot!(show("nowhere"), @r"
     error: nowhere: cannot be read
