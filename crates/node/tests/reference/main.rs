@@ -151,6 +151,10 @@ fn files() -> TempDir {
         fs::write(path, "").unwrap();
     }
     fs::write(dir.path().join("config.json"), "{}").unwrap();
+    fs::create_dir(dir.path().join("folder")).unwrap();
+    fs::write(dir.path().join("folder/config.json"), "{}").unwrap();
+    let tokenizer = include_str!("../../../../testdata/tokenizers/byte_level/tokenizer.json");
+    fs::write(dir.path().join("folder/tokenizer.json"), tokenizer).unwrap();
     let profile = FIGURES.replace("KEY", "") + &FIGURES.replace("KEY", "threads = 8");
     fs::write(dir.path().join("D.toml"), profile).unwrap();
     dir

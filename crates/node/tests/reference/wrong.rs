@@ -253,7 +253,7 @@ fn kinds(document: &str, heading: &str) -> BTreeMap<String, String> {
     section(document, heading).split("\n- ").skip(1).filter_map(entry).collect()
 }
 
-/// A file that a path of a job may lead to.
+/// A file or a folder that a path of a job may lead to.
 fn path_for<'p>(section: &str, key: &str, base: &[(&str, &str, String)]) -> &'p str {
     let tensors = base.iter().any(|(_, key, value)| *key == "kind" && value == "\"tensors\"");
     match (section, key) {
@@ -261,6 +261,7 @@ fn path_for<'p>(section: &str, key: &str, base: &[(&str, &str, String)]) -> &'p 
         ("data", "files" | "validation") => "corpus/a.txt",
         ("data", _) => "image.bin",
         ("model", "config") => "config.json",
+        ("model", "path") => "folder",
         _ => "model.pt2",
     }
 }
@@ -306,7 +307,7 @@ fn testbed_value(key: &str, kind: &str) -> String {
 #[test]
 fn wrong_values_are_tried_with_files_that_are_there() {
     let dir = files();
-    for path in ["corpus/a.txt", "shards/a.safetensors", "image.bin", "model.pt2", "config.json", "D.toml"] {
-        assert!(Path::new(dir.path()).join(path).is_file(), "{path}");
+    for path in ["corpus/a.txt", "shards/a.safetensors", "image.bin", "model.pt2", "config.json", "folder", "D.toml"] {
+        assert!(Path::new(dir.path()).join(path).exists(), "{path}");
     }
 }

@@ -20,7 +20,7 @@ pub(super) struct ModelFacts {
 impl ModelFacts {
     pub(super) fn of(model: &Section<'_>, files: &Files) -> Result<Self, JobError> {
         let images = FamilyName::read(model)? == Some(FamilyName::Resnet);
-        Ok(Self { images, folder: files.named(model, "path")? })
+        Ok(Self { images, folder: model.peek("path").map(|written| files.at(written)) })
     }
 }
 
@@ -157,7 +157,7 @@ fn group(section: &Section<'_>) -> Result<usize, JobError> {
 fn tokenizer(section: &Section<'_>, files: &Files, model: &ModelFacts) -> Result<Tokenizer, JobError> {
     const KEY: &str = "tokenizer";
     let names = Tokenizer::NAMES.map(|(name, _)| name);
-    let lead = "it is the path of a tokenizer.json or of its folder, or one of";
+    let lead = "it is the path of a tokenizer.json or of its folder, or it is one of";
     let opened = |path: &Path| {
         Tokenizer::open(path).map_err(|e| section.error(KEY, e.to_string(), e.hint().unwrap_or_default()))
     };

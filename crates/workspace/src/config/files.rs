@@ -66,7 +66,8 @@ impl Files {
             (_, true) => format!("\"{written}\" is no folder"),
             _ => format!("there is no folder \"{written}\" in {}", self.directory.display()),
         };
-        let hint = "name a folder as Hugging Face publishes models, with config.json and safetensors files";
+        let hint =
+            "name a Hugging Face folder, with config.json and safetensors files; paths start at this file's directory";
         Err(section.error(key, format!("`{}`: {problem}", section.full_name(key)), hint))
     }
 

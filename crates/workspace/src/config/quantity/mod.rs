@@ -140,10 +140,13 @@ impl Wrong<'_> {
     /// The text to write for a key. Numbers that are not `valid` are no advice.
     fn hint(&self, key: &str, quantity: &Quantity, valid: impl Fn(f64) -> bool) -> String {
         let advice = match self {
-            Self::Bare(x) if valid(*x) && quantity.units.len() == 1 => {
+            // The only one with one unit is a share.
+            Self::Bare(x) if valid(*x) && *x <= 100.0 && quantity.units.len() == 1 => {
                 return format!("write {key} = \"{x} {}\"", quantity.example.1);
             }
-            Self::Bare(x) if valid(*x) => format!("write {key} = \"{x} {}\", or another unit", quantity.example.1),
+            Self::Bare(x) if valid(*x) && quantity.units.len() > 1 => {
+                format!("write {key} = \"{x} {}\", or another unit", quantity.example.1)
+            }
             Self::Unit(_, Some(meant)) => format!("did you mean \"{meant}\"?"),
             Self::Unclear(x, readings) if valid(*x) => {
                 let [a, b] = readings.each_ref().map(|r| format!("{key} = \"{}\" for {}", r.of(*x), r.words));

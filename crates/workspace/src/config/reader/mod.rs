@@ -294,6 +294,14 @@ impl<'a> Section<'a> {
         }
     }
 
+    /// The text of a setting that another section looks at. It stays unknown to this one.
+    pub(super) fn peek(&self, key: &str) -> Option<&'a str> {
+        match &self.written(key)?.item {
+            Item::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
     /// Whether the setting is written with this text.
     pub(super) fn is(&self, key: &str, text: &str) -> bool {
         matches!(self.written(key).map(|n| &n.item), Some(Item::Text(s)) if s == text)

@@ -118,6 +118,9 @@ fn is_word(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_alphanumeric() || "_-.".contains(c))
 }
 
+/// The settings that are shares with their unit.
+const SHARES: [&str; 1] = ["loss_budget"];
+
 /// The hint for a setting whose text stands without quotes, whose number is in percent, or whose truth is written as in
 /// Python.
 fn unquoted(key: &str, value: &str) -> Option<String> {
@@ -125,6 +128,7 @@ fn unquoted(key: &str, value: &str) -> Option<String> {
     let value = match value {
         "True" => "true".to_owned(),
         "False" => "false".to_owned(),
+        share if share.ends_with('%') && SHARES.contains(&key) => format!("\"{share}\""),
         share if share.ends_with('%') => format!("{:?}", percent(share)?),
         // Letters, besides that of an exponent, make a text.
         word if word.starts_with(char::is_alphanumeric)

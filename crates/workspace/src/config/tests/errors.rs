@@ -113,7 +113,7 @@ fn errors_in_names() {
     ");
     assert_snapshot!(error("[data]\ntokenizer = \"bpe\""), @r#"
     job.toml:2:13: `data.tokenizer` cannot be "bpe": /nowhere/bpe is not there
-    hint: it is the path of a tokenizer.json or of its folder, or one of "bytes", "gpt2"
+    hint: it is the path of a tokenizer.json or of its folder, or it is one of "bytes", "gpt2"
     "#);
     assert_snapshot!(error("[plan]\nscheduler = \"opfence\""), @r#"
     job.toml:2:13: `plan.scheduler` cannot be "opfence"

@@ -73,7 +73,7 @@ fn the_quick_start_takes_a_folder() {
     let refused = Job::quick_start(std::slice::from_ref(&path)).unwrap_err().report();
     assert_snapshot!(refused.replace(&dir.path().display().to_string(), "DIR"), @r#"
     the quick start's job: DIR/model has no tokenizer.json, and `data.tokenizer` is not written
-    hint: it is the path of a tokenizer.json or of its folder, or one of "bytes", "gpt2"
+    hint: it is the path of a tokenizer.json or of its folder, or it is one of "bytes", "gpt2"
     "#);
     let job = Job::quick_start(&[path, "data.tokenizer=bytes".into()]).unwrap();
     assert_eq!((decoder(&job).model_type, job.train.steps), ("llama", 400));
@@ -112,15 +112,15 @@ fn errors_in_folders() {
     };
     assert_snapshot!(error("[model]\npath = \"models\"", &[]), @r#"
     job.toml:2:8: `model.path`: there is no folder "models" in DIR
-    hint: name a folder as Hugging Face publishes models, with config.json and safetensors files
+    hint: name a Hugging Face folder, with config.json and safetensors files; paths start at this file's directory
     "#);
     assert_snapshot!(error("[model]\npath = \".\"", &[]), @r#"
     job.toml:2:8: `model.path`: the folder "." holds no config.json
-    hint: name a folder as Hugging Face publishes models, with config.json and safetensors files
+    hint: name a Hugging Face folder, with config.json and safetensors files; paths start at this file's directory
     "#);
     assert_snapshot!(error("[model]\npath = \"model/config.json\"", &[]), @r#"
     job.toml:2:8: `model.path`: "model/config.json" is no folder
-    hint: name a folder as Hugging Face publishes models, with config.json and safetensors files
+    hint: name a Hugging Face folder, with config.json and safetensors files; paths start at this file's directory
     "#);
     assert_snapshot!(error(PATH, &["model.family=qwen2"]), @r#"
     --set model.family=qwen2: `model.family` is "qwen2", but the config.json describes a llama

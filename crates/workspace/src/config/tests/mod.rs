@@ -396,7 +396,7 @@ fn a_tokenizer_is_a_name_or_a_path() {
     let told = |written: &str| read(written).unwrap_err().replace(&dir.path().display().to_string(), "DIR");
     assert_snapshot!(told("none.json"), @r#"
     job.toml:2:13: `data.tokenizer` cannot be "none.json": DIR/none.json is not there
-    hint: it is the path of a tokenizer.json or of its folder, or one of "bytes", "gpt2"
+    hint: it is the path of a tokenizer.json or of its folder, or it is one of "bytes", "gpt2"
     "#);
     assert_snapshot!(told("corpus"), @r#"
     job.toml:2:13: DIR/corpus: there is no tokenizer.json here
