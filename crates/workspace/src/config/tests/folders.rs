@@ -146,7 +146,8 @@ fn errors_in_folders() {
     DIR/model/config.json: `vocab_size` = 300 is too small: the tokenizer has 50257 tokens
     hint: raise it, or lower the other
     ");
-    assert_snapshot!(error(PATH, &["data.kind=cifar10", "data.train=model/config.json"]), @r#"
+    let images = ["data.kind=cifar10", "data.train=model/config.json"].map(str::to_owned);
+    assert_snapshot!(Job::parse("job.toml", PATH, dir.path(), &images).unwrap_err().report(), @r#"
     --set data.kind=cifar10: `data.kind`: a language model learns from text, not from images
     hint: write kind = "text" in [data], or family = "resnet" in [model]
     "#);
