@@ -367,9 +367,9 @@ impl Positions {
             let keys = b.arange(DType::I64, 0.0, 1.0, self.keys)?;
             let queries = b.reshape(at, [count, 1])?;
             let first = b.sub_scalar(queries, reach as f64)?;
-            let (before, after) = (b.op(Compare::Gt, &[keys, first])?, b.op(Compare::Le, &[keys, queries])?);
+            let (near, earlier) = (b.op(Compare::Gt, &[keys, first])?, b.op(Compare::Le, &[keys, queries])?);
             let none = b.full(TensorType::new(DType::Bool, []), 0.0)?;
-            b.where_(before, after, none)
+            b.where_(near, earlier, none)
         })?;
         self.masks.push((window, mask));
         Ok(mask)

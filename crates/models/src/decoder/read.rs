@@ -166,10 +166,7 @@ impl Family {
         let turned = self.turned_layers(keys, count)?;
         let windows = self.windows(keys, &turned)?;
         let full = self.rotary.read(keys, head_dim, max_positions, false)?;
-        let local = match self.rotary.local_theta {
-            Some(_) => self.rotary.read(keys, head_dim, max_positions, true)?,
-            None => full.clone(),
-        };
+        let local = self.rotary.read(keys, head_dim, max_positions, true)?;
         let layer = |(turned, window): (bool, Option<usize>)| {
             let rotary = if window.is_some() { &local } else { &full };
             Layer { rotary: turned.then(|| rotary.clone()), window }
