@@ -24,9 +24,9 @@ impl ModelFacts {
     }
 }
 
-/// Whether a folder has a tokenizer, in whatever form.
+/// Whether a folder has a tokenizer, or one that can be made into a `tokenizer.json`. GPT-2's own files need not be read.
 pub(super) fn has_tokenizer(folder: &Path) -> bool {
-    ["tokenizer.json", "tokenizer.model", "vocab.json"].iter().any(|name| folder.join(name).is_file())
+    ["tokenizer.json", "tokenizer.model"].iter().any(|name| folder.join(name).is_file())
 }
 
 /// The settings that decide about the network, without the files.

@@ -90,7 +90,7 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// The file cannot be read, it describes no GPT-2 that this program computes, or the tokenizer beside it is broken.
+    /// The file cannot be read, it describes no model that this program computes, or the tokenizer beside it is broken.
     pub fn published(path: &Path) -> Result<Self, JobError> {
         let published = reader::parse_json(path)?;
         let weights = path.parent().map(Path::to_owned);
