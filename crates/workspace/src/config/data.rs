@@ -24,7 +24,7 @@ impl ModelFacts {
     }
 }
 
-/// Whether a folder has a tokenizer, or one that can be made into a `tokenizer.json`. GPT-2's own files need not be read.
+/// Whether a folder has a `tokenizer.json`, or what can be made into one. GPT-2's own files need not be read.
 pub(super) fn has_tokenizer(folder: &Path) -> bool {
     ["tokenizer.json", "tokenizer.model"].iter().any(|name| folder.join(name).is_file())
 }
