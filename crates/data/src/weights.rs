@@ -49,7 +49,7 @@ pub enum WeightsError {
     Absent {
         /// The folder or the file.
         path: PathBuf,
-        /// What is not there.
+        /// A description of the files that are missing.
         message: String,
         /// Advice to the user.
         hint: String,
@@ -86,7 +86,7 @@ const ONE_FILE: &str = "model.safetensors";
 /// The list of the shards of a Hugging Face folder.
 const INDEX: &str = "model.safetensors.index.json";
 
-/// What other formats than safetensors call the weights of a Hugging Face folder.
+/// The names of a Hugging Face folder's weights in other formats than safetensors.
 const PICKLED: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
 
 /// `model.safetensors.index.json`.

@@ -23,7 +23,7 @@ pub struct TokenizerFile {
     path: PathBuf,
     /// The `tokenizer.json`.
     file: PathBuf,
-    /// That of its content.
+    /// The digest of the file's content.
     digest: blake3::Hash,
     settings: Settings,
     vocabulary: usize,
@@ -35,7 +35,7 @@ pub struct TokenizerFile {
     decoder: Decoder,
 }
 
-/// What the decoder makes of single tokens.
+/// The treatment of single tokens by the decoder.
 #[derive(Debug, Clone)]
 struct Decoder {
     /// Each letter of a token is a byte.

@@ -274,7 +274,7 @@ impl Decoder {
     }
 }
 
-/// What the operators of a layer need to know of its positions.
+/// The positions of a layer, as its operators need them.
 struct Place {
     turn: Option<Turn>,
     /// Whether a query reads a key, `bool [queries, keys]`. Without a cache, apart from order.

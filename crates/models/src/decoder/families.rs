@@ -2,7 +2,8 @@
 
 use super::{MlpInput, Names, NormKind, Norms, Projections, QueryKeyNorm};
 
-/// What the families differ in, with the defaults of Hugging Face's `transformers` for keys that may be missing.
+/// The properties in which families differ, with the defaults of Hugging Face's `transformers` for keys that may be
+/// missing.
 pub(super) struct Family {
     pub(super) model_type: &'static str,
     pub(super) names: Names,
@@ -55,11 +56,11 @@ pub(super) enum Windows {
     Never,
     /// All, if `sliding_window` is not null. With the default of that key.
     All(Option<usize>),
-    /// Those from `max_window_layers` on, if `use_sliding_window` is true.
+    /// The layers from `max_window_layers` on, if `use_sliding_window` is true.
     Upper,
     /// All but each n-th. With the key of n, if it has one, and the default of n.
     Between(Option<&'static str>, usize),
-    /// Those without positions, if `use_sliding_window` is true.
+    /// The layers without positions, if `use_sliding_window` is true.
     WithoutPositions,
 }
 

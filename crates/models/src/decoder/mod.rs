@@ -59,7 +59,7 @@ pub struct Decoder {
     pub(crate) names: &'static Names,
 }
 
-/// What differs between blocks.
+/// The properties in which blocks differ.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Layer {
     /// The rotary position embedding of queries and keys. `None` for a layer without positions.

@@ -9,7 +9,7 @@ use super::files::{CONFIG, Files};
 use super::model::FamilyName;
 use super::reader::{JobError, Section, suggest};
 
-/// What `[model]` says that decides about the data.
+/// The settings of `[model]` that decide about the data.
 pub(super) struct ModelFacts {
     /// Whether the model takes images, which decides the default of `kind`.
     images: bool,

@@ -92,7 +92,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// What is written here, as JSON, without some keys.
+    /// The settings that are written here, as JSON, without some keys.
     pub(super) fn written_besides(&self, keys: &[&str]) -> serde_json::Map<String, serde_json::Value> {
         let items = self.items.into_iter().flatten().filter(|(key, _)| !keys.contains(&key.as_str()));
         items.map(|(key, node)| (key.clone(), node.to_json())).collect()

@@ -91,7 +91,7 @@ fn percent(text: &str) -> Option<f64> {
     format!("{number}e-2").parse().ok().filter(|x: &f64| x.is_finite())
 }
 
-/// What stands for a null of JSON.
+/// The text that stands for a null of JSON, which TOML does not have.
 pub(in crate::config) const NULL: &str = "none";
 
 /// Parses TOML. Messages call it `file`.
