@@ -1,4 +1,4 @@
-//! Model families, built with [`Builder`](fusionllm_graph::Builder).
+//! Model families, built with [`Builder`].
 //!
 //! Each family takes the size of a micro-batch and returns a graph with the outputs `loss`, `logits` and `correct`. The
 //! output `correct` is the number of targets that have the largest logit.

@@ -286,7 +286,7 @@ const GPT_NEOX: Family = Family {
 pub(super) const FAMILIES: [&Family; 10] =
     [&LLAMA, &MISTRAL, &QWEN2, &QWEN3, &GEMMA2, &GEMMA3, &PHI3, &OLMO2, &SMOLLM3, &GPT_NEOX];
 
-/// The families that [`Decoder::from_config`] reads, as `model_type` names them.
+/// The families that [`Decoder::from_config`](super::Decoder::from_config) reads, as `model_type` names them.
 pub const MODEL_TYPES: [&str; FAMILIES.len()] = {
     let mut names = [""; FAMILIES.len()];
     let mut i = 0;
