@@ -488,6 +488,10 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = share, allow_negative_numbers = true)]
     pub(crate) top_p: f64,
 
+    /// End before this text. May be given more than once.
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub(crate) stop: Vec<String>,
+
     /// The same seed gives the same text.
     #[arg(long, value_name = "S", default_value_t = 1, value_parser = whole::<u64>, allow_negative_numbers = true)]
     pub(crate) seed: u64,

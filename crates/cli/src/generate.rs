@@ -29,7 +29,7 @@ pub(crate) fn generate(args: &GenerateArgs, json: bool) -> Result<(), Failure> {
     if !json {
         show(&args.prompt)?;
     }
-    let tokens = generator.generate(&args.prompt, &sampling, args.tokens, |piece| {
+    let tokens = generator.generate(&args.prompt, &sampling, args.tokens, &args.stop, |piece| {
         text += piece;
         if !json {
             printed = show(piece);

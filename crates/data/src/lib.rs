@@ -25,7 +25,7 @@ use fusionllm_graph::{Advice, DType, GraphError, HostTensor, TensorType};
 
 pub use disk::{DiskError, sync_directory, write_atomic, write_private, write_private_atomic};
 pub use images::{CLASSES as CIFAR10_CLASSES, SIDE as IMAGE_SIZE};
-pub use options::{Cifar10, Data, Tensors, Text, Validation};
+pub use options::{Cifar10, Data, Documents, Tensors, Text, Validation};
 pub use state::Differences;
 pub use tensor_file::{TensorFile, write_each, write_tensors};
 pub use tokenizer::Tokenizer;
@@ -48,7 +48,7 @@ enum Source {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Batch {
     /// The tensors. For text: `input_ids` and `labels`, both i64 `[samples, context]`, where the labels are the next
-    /// tokens. For images: `pixel_values`, f32 `[samples, 3, 32, 32]`, and `labels`, i64 `[samples]`. For tensors:
+    /// tokens. With documents apart, `position_ids` of the same type has the place of each token in its document. For images: `pixel_values`, f32 `[samples, 3, 32, 32]`, and `labels`, i64 `[samples]`. For tensors:
     /// those of the files.
     pub tensors: Vec<(Cow<'static, str>, HostTensor)>,
 }
@@ -165,7 +165,7 @@ impl Dataset {
         match &self.source {
             Source::Text(corpus) => {
                 let ids = TensorType::new(DType::I64, [samples, corpus.context()]);
-                vec![("input_ids".into(), ids.clone()), ("labels".into(), ids)]
+                corpus.names().map(|name| (name.into(), ids.clone())).collect()
             }
             Source::Images(_) => vec![
                 ("pixel_values".into(), TensorType::new(DType::F32, [samples, 3, images::SIDE, images::SIDE])),

@@ -46,6 +46,20 @@ pub struct Text {
     pub validation: Validation,
     /// Whether each epoch draws the contexts in another order. Default true. Otherwise they follow each other.
     pub shuffle: bool,
+    /// What the documents in one sample see of each other. Default `joined`.
+    pub documents: Documents,
+}
+
+/// What the documents in one sample of text see of each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Documents {
+    /// A token sees all tokens before it.
+    #[default]
+    Joined,
+    /// A token sees those of its own document alone, and its position is counted from that document's start. The model
+    /// gets the positions as `position_ids`.
+    Apart,
 }
 
 /// The held-out data.

@@ -21,6 +21,7 @@ fn text(dir: &TempDir, files: &[(&str, &[u8])]) -> Text {
         context: 4,
         validation: Validation::Fraction(0.0),
         shuffle: true,
+        documents: Documents::Joined,
     }
 }
 
@@ -162,6 +163,35 @@ fn json_lines_are_documents() {
 }
 
 #[test]
+fn documents_apart_have_positions_of_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let lines = b"{\"text\": \"one two\"}\n{\"text\": \"\"}\n{\"text\": \"three <s> four\"}\n";
+    let config = Text {
+        tokenizer: llama(),
+        context: 6,
+        documents: Documents::Apart,
+        shuffle: false,
+        validation: Validation::Files(vec![dir.path().join("a.jsonl")]),
+        ..text(&dir, &[("a.jsonl", lines)])
+    };
+    let data = open(config, 1);
+    let batch = data.held_out(&[0, 1, 2, 3], |_| true).unwrap();
+    let tokens = ints(&batch, "input_ids");
+    assert!(tokens.iter().filter(|token| **token == 2).count() == 3);
+    let mut expected = Vec::new();
+    for sample in tokens.chunks(6) {
+        for (i, token) in sample.iter().enumerate() {
+            let before = expected.last().filter(|_| i > 0).map_or(0, |last| last + 1);
+            expected.push(if *token == 2 { 0 } else { before });
+        }
+    }
+    assert_eq!(ints(&batch, "position_ids"), expected);
+    assert!(expected.contains(&5), "a sample begins within a document");
+    let names: Vec<_> = batch.tensors.iter().map(|(name, tensor)| (name.clone(), tensor.ty().clone())).collect();
+    assert_eq!(names, data.inputs(4));
+}
+
+#[test]
 fn errors_in_json_lines() {
     let dir = tempfile::tempdir().unwrap();
     let of = |lines: &str, tokenizer| {
@@ -192,6 +222,7 @@ fn without_files_the_sample_text_is_used() {
         context: 128,
         validation: Validation::Fraction(0.1),
         shuffle: true,
+        documents: Documents::Joined,
     };
     let data = open(config, 1);
     assert!(data.train_samples() > 100, "{data}");
@@ -425,6 +456,7 @@ fn real_text_has_the_known_number_of_tokens() {
         context: 256,
         validation: Validation::Fraction(0.1),
         shuffle: true,
+        documents: Documents::Joined,
     };
     let Source::Text(corpus) = open(config, 1).source else { panic!("not text") };
     let total = corpus.tokens() - 2;

@@ -3,6 +3,9 @@
 use fusionllm_graph::ops::{Compare, CrossEntropy, Logical, View};
 use fusionllm_graph::{Builder, Graph, GraphError, Node, Op, ValueKind};
 
+/// The output with the number of targets that have the largest logit.
+pub(crate) const CORRECT: &str = "correct";
+
 /// If the loss is a single cross-entropy whose targets are known, adds the output `correct`: the number of targets with
 /// the largest logit. Without known [`targets`], nobody could say how many targets that number is out of.
 pub(crate) fn add_correct_output(b: &mut Builder) -> Result<(), GraphError> {
@@ -19,7 +22,7 @@ pub(crate) fn add_correct_output(b: &mut Builder) -> Result<(), GraphError> {
     }
     let hit = b.cast(hit, dtype)?;
     let correct = b.sum(hit, &[0], false)?;
-    b.output("correct", correct)
+    b.output(CORRECT, correct)
 }
 
 /// The only cross-entropy that the loss depends on. Other outputs may have others.

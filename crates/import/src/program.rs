@@ -15,9 +15,9 @@ use crate::call::{Call, Item, Names, Output};
 use crate::context::{Context, Evaluate, TensorId};
 use crate::decompositions::decomposes;
 use crate::error::TranslationError;
-use crate::loss::{add_correct_output, targets};
+use crate::loss::{CORRECT, add_correct_output, targets};
 use crate::prune::pruned;
-use crate::scalars::LossChoice;
+use crate::scalars::{LossChoice, output_keys};
 use crate::schema::{self, Argument, GraphArgument, InputSpec, Node, OutputSpec, Size, SizeExpression, SymInt};
 
 mod outputs;
@@ -32,6 +32,8 @@ pub struct ImportOptions {
     pub float_type: FloatType,
     /// The position or the name of the output that is the loss. By default it is one that parameters have a gradient of.
     pub loss: Option<String>,
+    /// Whether the graph has the other results of the model as outputs, too. Training reads none of them.
+    pub results: bool,
 }
 
 /// The element type that replaces single precision.
@@ -163,7 +165,7 @@ impl Import<'_> {
             import.nodes(graph, &mut names, &live(graph, &outputs(graph, &import.program.signature)))?;
             let written: Vec<String> = import.written_constants().map(str::to_owned).collect();
             if written.is_empty() {
-                return import.finish(&names, options.loss.as_deref());
+                return import.finish(&names, &options);
             }
             import.archive.forget_reads_after(read);
             updated.extend(written);
@@ -397,7 +399,7 @@ impl Import<'_> {
     }
 
     /// Completes the graph. `loss` is the output that is wanted as the loss.
-    fn finish(mut self, names: &Names, loss: Option<&str>) -> Result<Imported, ImportError> {
+    fn finish(mut self, names: &Names, options: &ImportOptions) -> Result<Imported, ImportError> {
         self.cx.builder.set_scope("");
         let mut results = Vec::new();
         let mut position = 0;
@@ -428,15 +430,20 @@ impl Import<'_> {
                 _ => {}
             }
         }
-        let (loss, id) = self.choose_loss(&results, loss)?;
-        match id {
-            // Training reads no other result of the model.
-            Some(id) => self.cx.builder.output("loss", id).map_err(|e| self.graph_error(e))?,
-            None => {
-                for (_, name, value) in results {
-                    let id = self.cx.materialize(value).map_err(|r| self.model_error(r))?;
-                    self.cx.builder.output(&name, id).map_err(|e| self.graph_error(e))?;
+        let (loss, id) = self.choose_loss(&results, options.loss.as_deref())?;
+        if let Some(id) = id {
+            self.cx.builder.output("loss", id).map_err(|e| self.graph_error(e))?;
+        }
+        if id.is_none() || options.results {
+            let keys = output_keys(self.program);
+            for (position, node, value) in results {
+                let name = keys.get(position).cloned().flatten().filter(|_| options.results).unwrap_or(node);
+                // The name of an output that is added below, or that is there.
+                if id.is_some() && (name == CORRECT || self.cx.builder.graph().outputs.contains_key(&name)) {
+                    continue;
                 }
+                let id = self.cx.materialize(value).map_err(|r| self.model_error(r))?;
+                self.cx.builder.output(&name, id).map_err(|e| self.graph_error(e))?;
             }
         }
         add_correct_output(&mut self.cx.builder).map_err(|e| self.graph_error(e))?;

@@ -3,8 +3,8 @@
     families.py DIR [WORD...]      only the cases whose name has one of the words
 
 Each case is a folder DIR/NAME with `config.json` and `model.safetensors` as `save_pretrained` writes them, and
-`reference.safetensors`: `input_ids`, `labels` (the next tokens, -100 where none counts), `logits`, `loss`, `grad.NAME`
-of each parameter, and `losses`, those of ten steps of AdamW on this batch. DIR/cases.json lists the names. All is
+`reference.safetensors`: `input_ids`, `labels` (the next tokens, -100 where none counts), `position_ids` in some,
+`logits`, `loss`, `grad.NAME` of each parameter, and `losses`, those of ten steps of AdamW on this batch. DIR/cases.json lists the names. All is
 float32. A model has no dropout here. Its attention is the eager one where a family asks for it.
 """
 
@@ -30,6 +30,9 @@ SIZES = dict(
     pad_token_id=None,
 )
 LONG = 24  # tokens where a scaling or a window has something to do
+
+
+GPT2 = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
 
 
 def rope(**parameters):
@@ -145,7 +148,25 @@ CASES = {
             attention_bias=False,
         ),
     ),
+    "gpt2": ("gpt2", 12, GPT2),
+    "gpt2_untied": ("gpt2", 12, dict(GPT2, n_inner=40, activation_function="relu", tie_word_embeddings=False)),
+    # Each sample has several documents, which `transformers` keeps apart by their positions.
+    "llama_documents": ("llama", LONG, {}),
+    "mistral_documents": ("mistral", LONG, dict(sliding_window=5)),
+    "gemma2_documents": ("gemma2", LONG, dict(head_dim=16, sliding_window=5)),
+    "smollm3_documents": ("smollm3", LONG, {}),
+    "gpt_neox_documents": ("gpt_neox", LONG, dict(num_key_value_heads=None)),
+    "gpt2_documents": ("gpt2", LONG, GPT2),
 }
+
+
+def documents(length):
+    """The places of tokens in their documents, for two samples. Positions restart where one begins."""
+
+    def places(*bounds):
+        return torch.cat([torch.arange(end - start) for start, end in zip((0, *bounds), (*bounds, length))])
+
+    return torch.stack([places(7, 8, 15), places(11)])
 
 
 def make(directory, family, length, settings):
@@ -167,13 +188,20 @@ def make(directory, family, length, settings):
     if config.pad_token_id is not None:
         inputs[0, 1] = config.pad_token_id
 
+    positions = documents(length) if directory.name.endswith("_documents") else None
+
+    def run():
+        return model(inputs, position_ids=positions, use_cache=False).logits
+
     def loss_of(logits):
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
 
-    logits = model(inputs, use_cache=False).logits
+    logits = run()
     loss = loss_of(logits)
     loss.backward()
     tensors = {"input_ids": inputs, "labels": labels, "logits": logits.detach(), "loss": loss.detach()}
+    if positions is not None:
+        tensors["position_ids"] = positions
     # The file has an older name for the module.
     file_name = {"lm_head.weight": "embed_out.weight"} if family == "gpt_neox" else {}
     tensors |= {f"grad.{file_name.get(name, name)}": p.grad.clone() for name, p in model.named_parameters()}
@@ -181,7 +209,7 @@ def make(directory, family, length, settings):
     losses = []
     for _ in range(STEPS):
         optimizer.zero_grad()
-        loss = loss_of(model(inputs, use_cache=False).logits)
+        loss = loss_of(run())
         loss.backward()
         optimizer.step()
         losses.append(loss.item())

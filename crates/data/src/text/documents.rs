@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::{DataError, Tokenizer};
 
 /// Reads documents and notes their digest.
-pub(super) struct Documents<'a> {
+pub(super) struct Reader<'a> {
     tokenizer: &'a Tokenizer,
     /// The tokens before each document.
     before: Vec<u32>,
@@ -19,7 +19,7 @@ pub(super) struct Documents<'a> {
 /// Bytes of short documents that are encoded at once.
 const AT_ONCE: usize = 1 << 20;
 
-impl<'a> Documents<'a> {
+impl<'a> Reader<'a> {
     pub(super) fn new(tokenizer: &'a Tokenizer) -> Self {
         Self { tokenizer, before: tokenizer.before_document(), hasher: blake3::Hasher::new(), files: 0, bytes: 0 }
     }

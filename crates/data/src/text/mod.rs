@@ -10,8 +10,8 @@ use fusionllm_graph::{CounterRng, HostTensor};
 
 use super::order::Order;
 use super::sample;
-use super::{Batch, DataError, IGNORED, Text, Validation};
-use documents::Documents;
+use super::{Batch, DataError, Documents, IGNORED, Text, Validation};
+use documents::Reader;
 use tokens::Tokens;
 
 /// Training tokens and held-out tokens.
@@ -23,6 +23,8 @@ pub(super) struct Corpus {
     train: Tokens,
     held_out: Tokens,
     context: usize,
+    /// The token that begins a document, if documents are kept apart.
+    beginning: Option<u32>,
     order: Order,
     offsets: CounterRng,
     digest: String,
@@ -32,7 +34,7 @@ pub(super) struct Corpus {
 
 impl Corpus {
     pub(super) fn open(text: &Text, seed: u64) -> Result<Self, DataError> {
-        let mut documents = Documents::new(&text.tokenizer);
+        let mut documents = Reader::new(&text.tokenizer);
         let [mut train, mut held_out] = [(); 2].map(|()| Tokens::new(text.tokenizer.vocabulary()));
         let fraction = match &text.validation {
             Validation::Fraction(fraction) => *fraction,
@@ -43,7 +45,7 @@ impl Corpus {
                 0.0
             }
         };
-        let mut add = |documents: &Documents<'_>, mut tokens: Vec<u32>| {
+        let mut add = |documents: &Reader<'_>, mut tokens: Vec<u32>| {
             let kept = tokens.len() - (tokens.len() as f64 * fraction) as usize;
             let rest = tokens.split_off(kept);
             train.extend(tokens);
@@ -87,11 +89,20 @@ impl Corpus {
         let order = Order::new(seed, samples(train.len(), context), 1, text.shuffle);
         let offsets = CounterRng::for_name(seed, "data.offset");
         let (digest, files, bytes) = (documents.digest(), documents.files, documents.bytes);
-        Ok(Self { train, held_out, context, order, offsets, digest, files, bytes })
+        let beginning = match text.documents {
+            Documents::Joined => None,
+            Documents::Apart => documents.before().next(),
+        };
+        Ok(Self { train, held_out, context, beginning, order, offsets, digest, files, bytes })
     }
 
     pub(super) fn context(&self) -> usize {
         self.context
+    }
+
+    /// The names of a batch's tensors.
+    pub(super) fn names(&self) -> impl Iterator<Item = &'static str> + use<> {
+        ["input_ids", "labels"].into_iter().chain(self.beginning.map(|_| "position_ids"))
     }
 
     pub(super) fn digest(&self) -> &str {
@@ -118,7 +129,7 @@ impl Corpus {
             let start = self.offset(epoch) + sample * self.context;
             rows.push(&self.train.get(start..start + self.context + 1));
         }
-        rows.into_batch()
+        rows.into_batch(self)
     }
 
     /// The start of an epoch's first context. It leaves room for all contexts of the epoch.
@@ -135,7 +146,7 @@ impl Corpus {
             let end = (start + self.context + 1).min(self.held_out.len());
             rows.push(&self.held_out.get(start..end));
         }
-        rows.into_batch()
+        rows.into_batch(self)
     }
 }
 
@@ -178,10 +189,28 @@ impl Contexts {
         self.labels.resize(end, IGNORED);
     }
 
-    fn into_batch(self) -> Result<Batch, DataError> {
+    fn into_batch(self, corpus: &Corpus) -> Result<Batch, DataError> {
         let shape = [self.inputs.len() / self.context, self.context];
-        let inputs = HostTensor::from_i64(shape, &self.inputs)?;
-        let labels = HostTensor::from_i64(shape, &self.labels)?;
-        Ok(Batch { tensors: vec![("input_ids".into(), inputs), ("labels".into(), labels)] })
+        let positions = corpus.beginning.map(|beginning| self.positions(i64::from(beginning)));
+        let tensors = [self.inputs, self.labels].into_iter().chain(positions);
+        let named = corpus.names().zip(tensors).map(|(name, numbers)| {
+            let tensor = HostTensor::from_i64(shape, &numbers)?;
+            Ok((name.into(), tensor))
+        });
+        Ok(Batch { tensors: named.collect::<Result<_, DataError>>()? })
+    }
+
+    /// The place of each token in its document, or in the part of it that the sample has.
+    fn positions(&self, beginning: i64) -> Vec<i64> {
+        let in_sample = |tokens: &[i64]| {
+            let mut next = 0;
+            let place = tokens.iter().map(|token| {
+                let place = if *token == beginning { 0 } else { next };
+                next = place + 1;
+                place
+            });
+            place.collect::<Vec<i64>>()
+        };
+        self.inputs.chunks(self.context).flat_map(in_sample).collect()
     }
 }

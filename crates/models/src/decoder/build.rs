@@ -3,7 +3,7 @@
 use fusionllm_graph::ops::{Compare, Embedding, IndexPut, ScaledDotProductAttention, Split, Triangle, Unary};
 use fusionllm_graph::{Builder, DType, Graph, GraphError, HostTensor, Init, TensorType, ValueId};
 
-use super::{Decoder, Layer, MlpInput, NormKind, Norms, Projections, QueryKeyNorm, Rotary};
+use super::{Attention, Decoder, Layer, MlpInput, NormKind, Norms, Projections, QueryKeyNorm, Rotary};
 use crate::count_correct;
 
 impl Decoder {
@@ -11,11 +11,27 @@ impl Decoder {
     ///
     /// The inputs are `input_ids` and `labels`, both `i64 [batch, sequence]`. Labels are already shifted: the label of
     /// a position is the next token. The label -100 does not count. The outputs are `loss`, `logits` and `correct`.
+    /// Parameters have the names of the family's checkpoints.
     ///
     /// # Errors
     ///
     /// The sequence is longer than the model's positions, or sizes are too large.
     pub fn build(&self, batch: usize, sequence: usize, dtype: DType) -> Result<Graph, GraphError> {
+        self.train(batch, sequence, dtype, false)
+    }
+
+    /// The graph of [`Self::build`] for sequences of several documents, which do not read each other. It has another
+    /// input, `position_ids`, `i64 [batch, sequence]`: the position of each token in its document. In each document,
+    /// positions grow by one; they need not begin at 0.
+    ///
+    /// # Errors
+    ///
+    /// The same as those of [`Self::build`].
+    pub fn build_documents(&self, batch: usize, sequence: usize, dtype: DType) -> Result<Graph, GraphError> {
+        self.train(batch, sequence, dtype, true)
+    }
+
+    fn train(&self, batch: usize, sequence: usize, dtype: DType, apart: bool) -> Result<Graph, GraphError> {
         let longest = self.longest();
         if sequence == 0 || sequence > longest {
             return Err(GraphError::Config(format!(
@@ -25,8 +41,12 @@ impl Decoder {
         let mut b = Builder::new(self.model_type);
         let ids = b.input("input_ids", DType::I64, [batch, sequence])?;
         let labels = b.input("labels", DType::I64, [batch, sequence])?;
-        let (mut x, embedding) = self.embed(&mut b, ids, dtype)?;
-        let mut positions = Positions { keys: sequence, dtype, new: None, turns: Vec::new(), masks: Vec::new() };
+        let read = match apart {
+            true => Read::Documents(b.input("position_ids", DType::I64, [batch, sequence])?),
+            false => Read::Sequence,
+        };
+        let (mut x, embedding) = self.embed(&mut b, ids, read, dtype)?;
+        let mut positions = Positions { keys: sequence, dtype, read, turns: Vec::new(), masks: Vec::new() };
         for (number, layer) in self.layers.iter().enumerate() {
             let mut place = positions.of(&mut b, layer)?;
             x = b.scope(self.layer_name(number), |b| self.block(b, x, &mut place))?;
@@ -42,7 +62,7 @@ impl Decoder {
         b.finish()
     }
 
-    /// The graph that continues one text by `tokens` tokens at once, up to the logits of the last of them. `None` if
+    /// The graph that continues one text by `tokens` tokens at once, up to the logits of the last of them, without dropout. `None` if
     /// the frequencies of positions depend on the length of the text, since all keys then change with each token.
     ///
     /// The inputs are `input_ids`, `i64 [1, tokens]`, their `positions`, `i64 [tokens]`, and for each layer `n` the keys
@@ -63,12 +83,22 @@ impl Decoder {
         if self.layers.iter().filter_map(|layer| layer.rotary.as_ref()).any(Rotary::depends_on_length) {
             return Ok(None);
         }
+        self.without_dropout().next_tokens(tokens, capacity, dtype).map(Some)
+    }
+
+    fn without_dropout(&self) -> Self {
+        let attention = Attention { dropout: 0.0, ..self.attention.clone() };
+        Self { attention, embedding_dropout: 0.0, residual_dropout: 0.0, ..self.clone() }
+    }
+
+    /// The graph of [`Self::continuation`] for a model without dropout.
+    fn next_tokens(&self, tokens: usize, capacity: usize, dtype: DType) -> Result<Graph, GraphError> {
         let mut b = Builder::new(self.model_type);
         let ids = b.input("input_ids", DType::I64, [1, tokens])?;
         let at = b.input("positions", DType::I64, [tokens])?;
-        let (mut x, embedding) = self.embed(&mut b, ids, dtype)?;
-        let new = Some(NewTokens { at, count: tokens });
-        let mut positions = Positions { keys: capacity, dtype, new, turns: Vec::new(), masks: Vec::new() };
+        let read = Read::New { at, count: tokens };
+        let (mut x, embedding) = self.embed(&mut b, ids, read, dtype)?;
+        let mut positions = Positions { keys: capacity, dtype, read, turns: Vec::new(), masks: Vec::new() };
         let shape = [1, self.attention.key_value_heads, capacity, self.attention.head_dim];
         for (number, layer) in self.layers.iter().enumerate() {
             let mut place = positions.of(&mut b, layer)?;
@@ -82,20 +112,36 @@ impl Decoder {
         let last = b.slice(x, 1, tokens - 1, tokens, 1)?;
         let logits = self.logits(&mut b, last, embedding)?;
         b.output("logits", logits)?;
-        b.finish().map(Some)
+        b.finish()
     }
 
     fn layer_name(&self, number: usize) -> String {
         format!("{}.{number}", self.names.layers)
     }
 
-    /// The embeddings of tokens, and their weight.
-    fn embed(&self, b: &mut Builder, ids: ValueId, dtype: DType) -> Result<(ValueId, ValueId), GraphError> {
-        let module = self.names.embedding;
-        let weight = self.weight(b, module, [self.vocab_size, self.hidden_size], dtype)?;
-        let x = b.scope(module, |b| {
+    /// The embeddings of tokens, and the weight of the token embedding.
+    fn embed(&self, b: &mut Builder, ids: ValueId, read: Read, dtype: DType) -> Result<(ValueId, ValueId), GraphError> {
+        let (module, std) = (self.names.embedding, self.initializer_range);
+        let weight = weight_of(b, module, [self.vocab_size, self.hidden_size], dtype, std)?;
+        let learnt = self.names.positions.map(|module| {
+            let weight = weight_of(b, module, [self.max_positions, self.hidden_size], dtype, std)?;
+            Ok((module, weight))
+        });
+        let tokens = b.scope(module, |b| {
             let x = b.op(Embedding { padding_idx: self.padding_idx }, &[weight, ids])?;
-            let x = if self.embedding_scale == 1.0 { x } else { b.mul_scalar(x, self.embedding_scale)? };
+            if self.embedding_scale == 1.0 { Ok(x) } else { b.mul_scalar(x, self.embedding_scale) }
+        })?;
+        let positions = learnt.transpose()?.map(|(module, weight)| {
+            b.scope(module, |b| match read {
+                Read::Sequence => b.slice(weight, 0, 0, b.ty(ids).shape[1], 1),
+                Read::Documents(positions) | Read::New { at: positions, .. } => b.embedding(weight, positions),
+            })
+        });
+        let x = b.scope(module, |b| {
+            let x = match positions.transpose()? {
+                Some(positions) => b.add(tokens, positions)?,
+                None => tokens,
+            };
             b.dropout(x, self.embedding_dropout)
         })?;
         Ok((x, weight))
@@ -107,7 +153,7 @@ impl Decoder {
         let x = self.normalise(b, self.names.final_norm, x)?;
         let head = match self.tie_word_embeddings {
             true => embedding,
-            false => self.weight(b, module, [self.vocab_size, self.hidden_size], dtype)?,
+            false => weight_of(b, module, [self.vocab_size, self.hidden_size], dtype, self.initializer_range)?,
         };
         b.scope(module, |b| {
             let logits = b.linear(x, head, None)?;
@@ -115,17 +161,37 @@ impl Decoder {
         })
     }
 
-    fn weight(&self, b: &mut Builder, module: &str, shape: [usize; 2], dtype: DType) -> Result<ValueId, GraphError> {
-        b.scope(module, |b| b.parameter("weight", dtype, shape, Init::Normal { std: self.initializer_range }))
+    /// `x [.., in]` times the weight of a module, to `[.., out]`.
+    fn linear(&self, b: &mut Builder, module: &str, x: ValueId, out: usize, bias: bool) -> Result<ValueId, GraphError> {
+        self.product(b, module, x, (out, bias), self.initializer_range)
     }
 
-    /// `x [.., in]` times the transposed weight `[out, in]` of a module.
-    fn linear(&self, b: &mut Builder, module: &str, x: ValueId, out: usize, bias: bool) -> Result<ValueId, GraphError> {
+    /// The same for a module whose result is added to the residual stream.
+    fn residual(&self, b: &mut Builder, module: &str, x: ValueId, bias: bool) -> Result<ValueId, GraphError> {
+        self.product(b, module, x, (self.hidden_size, bias), self.residual_initializer_range)
+    }
+
+    fn product(
+        &self,
+        b: &mut Builder,
+        module: &str,
+        x: ValueId,
+        (out, bias): (usize, bool),
+        std: f64,
+    ) -> Result<ValueId, GraphError> {
         let (dtype, width) = (b.ty(x).dtype, b.ty(x).shape.last().copied().unwrap_or(1));
-        let weight = self.weight(b, module, [out, width], dtype)?;
+        let shape = if self.names.transposed { [width, out] } else { [out, width] };
+        let weight = weight_of(b, module, shape, dtype, std)?;
         b.scope(module, |b| {
             let bias = bias.then(|| b.parameter("bias", dtype, [out], Init::Constant(0.0))).transpose()?;
-            b.linear(x, weight, bias)
+            match (self.names.transposed, bias) {
+                (false, bias) => b.linear(x, weight, bias),
+                (true, None) => b.matmul(x, weight),
+                (true, Some(bias)) => {
+                    let y = b.matmul(x, weight)?;
+                    b.add(y, bias)
+                }
+            }
         })
     }
 
@@ -156,13 +222,17 @@ impl Decoder {
             None => Ok(x),
         };
         let h = norm(b, before_attention, x)?;
-        let h = self.attention(b, h, place)?;
-        let h = b.dropout(h, self.residual_dropout)?;
+        let h = b.scope(self.names.attention, |b| {
+            let h = self.attention(b, h, place)?;
+            b.dropout(h, self.residual_dropout)
+        })?;
         let attended = norm(b, after_attention, h)?;
         let read = if self.parallel { x } else { b.add(x, attended)? };
         let h = norm(b, before_mlp, read)?;
-        let h = self.feed_forward(b, h)?;
-        let h = b.dropout(h, self.residual_dropout)?;
+        let h = b.scope(self.names.mlp, |b| {
+            let h = self.feed_forward(b, h)?;
+            b.dropout(h, self.residual_dropout)
+        })?;
         let mut h = norm(b, after_mlp, h)?;
         if self.parallel {
             h = b.add(h, attended)?;
@@ -190,7 +260,7 @@ impl Decoder {
                 b.mul(parts[1], gate)?
             }
         };
-        self.linear(b, self.names.mlp_output, h, self.hidden_size, bias)
+        self.residual(b, self.names.mlp_output, h, bias)
     }
 
     fn attention(&self, b: &mut Builder, x: ValueId, place: &mut Place) -> Result<ValueId, GraphError> {
@@ -207,7 +277,7 @@ impl Decoder {
         };
         // With a cache, the mask knows the order, too.
         let is_causal = place.cache.is_none();
-        let y = if a.dropout == 0.0 && a.soft_cap.is_none() {
+        let y = if a.fused && a.dropout == 0.0 && a.soft_cap.is_none() {
             let operands: Vec<ValueId> = [q, k, v].into_iter().chain(place.mask).collect();
             b.op(ScaledDotProductAttention { is_causal, scale: a.scale }, &operands)?
         } else {
@@ -216,9 +286,9 @@ impl Decoder {
             let scores = b.matmul(q, kt)?;
             let scores = b.mul_scalar(scores, a.scale)?;
             let mut scores = soft_cap(b, scores, a.soft_cap)?;
+            let causal = is_causal.then(|| triangle(b, t, false, 0)).transpose()?;
             let dtype = b.ty(scores).dtype;
             let minus_infinity = b.full(TensorType::new(dtype, []), f64::NEG_INFINITY)?;
-            let causal = is_causal.then(|| triangle(b, t, false, 0)).transpose()?;
             for mask in causal.into_iter().chain(place.mask) {
                 scores = b.where_(mask, scores, minus_infinity)?;
             }
@@ -228,7 +298,7 @@ impl Decoder {
         };
         let y = b.permute(y, &[0, 2, 1, 3])?;
         let y = b.reshape(y, [n, t, a.heads * a.head_dim])?;
-        self.linear(b, self.names.attention_output, y, self.hidden_size, a.output_bias)
+        self.residual(b, self.names.attention_output, y, a.output_bias)
     }
 
     /// Queries `[n, heads, t, head_dim]`, keys and values `[n, key_value_heads, t, head_dim]`.
@@ -277,7 +347,7 @@ impl Decoder {
 /// The positions of a layer, as its operators need them.
 struct Place {
     turn: Option<Turn>,
-    /// Whether a query reads a key, `bool [queries, keys]`. Without a cache, apart from order.
+    /// Whether a query reads a key, `bool [.., queries, keys]`. Without a cache, apart from order.
     mask: Option<ValueId>,
     cache: Option<Cache>,
 }
@@ -301,12 +371,15 @@ impl Cache {
     }
 }
 
-/// The tokens that continue a text.
+/// What a graph reads.
 #[derive(Clone, Copy)]
-struct NewTokens {
-    /// Their positions, `i64 [count]`.
-    at: ValueId,
-    count: usize,
+enum Read {
+    /// Sequences from their first token on.
+    Sequence,
+    /// Sequences of documents. The position of each token in its document is `i64 [batch, sequence]`.
+    Documents(ValueId),
+    /// `count` tokens that continue a text at the positions `at`, `i64 [count]`.
+    New { at: ValueId, count: usize },
 }
 
 /// Positions for the layers, each made once.
@@ -314,8 +387,7 @@ struct Positions {
     /// The number of keys.
     keys: usize,
     dtype: DType,
-    /// The queries, if they are not all tokens.
-    new: Option<NewTokens>,
+    read: Read,
     turns: Vec<(Rotary, Turn)>,
     masks: Vec<(Option<usize>, ValueId)>,
 }
@@ -324,7 +396,8 @@ impl Positions {
     fn of(&mut self, b: &mut Builder, layer: &Layer) -> Result<Place, GraphError> {
         let turn = layer.rotary.as_ref().map(|rotary| self.turn(b, rotary)).transpose()?;
         let window = layer.window.filter(|window| *window < self.keys);
-        let mask = (window.is_some() || self.new.is_some()).then(|| self.mask(b, window)).transpose()?;
+        let is_plain = window.is_none() && matches!(self.read, Read::Sequence);
+        let mask = (!is_plain).then(|| self.mask(b, window)).transpose()?;
         Ok(Place { turn, mask, cache: None })
     }
 
@@ -337,11 +410,16 @@ impl Positions {
             let frequencies = HostTensor::from_f64([frequencies.len()], &frequencies)?.cast(self.dtype)?;
             let name = format!("inv_freq.{}", self.turns.len());
             let frequencies = b.constant(&name, frequencies)?;
-            let (positions, count) = match self.new {
-                Some(NewTokens { at, count }) => (b.cast(at, self.dtype)?, count),
-                None => (b.arange(self.dtype, 0.0, 1.0, self.keys)?, self.keys),
+            let positions = match self.read {
+                Read::Sequence => b.arange(self.dtype, 0.0, 1.0, self.keys)?,
+                Read::Documents(at) | Read::New { at, .. } => b.cast(at, self.dtype)?,
             };
-            let positions = b.reshape(positions, [count, 1])?;
+            // Each sample has the positions of its own documents, for all heads.
+            let shape = match b.ty(positions).shape[..] {
+                [samples, tokens] => vec![samples, 1, tokens, 1],
+                _ => vec![b.ty(positions).numel(), 1],
+            };
+            let positions = b.reshape(positions, shape)?;
             let angles = b.mul(positions, frequencies)?;
             let factor = rotary.attention_factor();
             let mut of = |function| -> Result<ValueId, GraphError> {
@@ -360,20 +438,50 @@ impl Positions {
             return Ok(*mask);
         }
         let reach = window.unwrap_or(self.keys);
-        let mask = b.scope("mask", |b| {
-            let Some(NewTokens { at, count }) = self.new else {
-                return triangle(b, self.keys, true, 1 - reach as i64);
-            };
-            let keys = b.arange(DType::I64, 0.0, 1.0, self.keys)?;
-            let queries = b.reshape(at, [count, 1])?;
-            let first = b.sub_scalar(queries, reach as f64)?;
-            let (near, earlier) = (b.op(Compare::Gt, &[keys, first])?, b.op(Compare::Le, &[keys, queries])?);
-            let none = b.full(TensorType::new(DType::Bool, []), 0.0)?;
-            b.where_(near, earlier, none)
+        let mask = b.scope("mask", |b| match self.read {
+            Read::Sequence => triangle(b, self.keys, true, 1 - reach as i64),
+            Read::Documents(positions) => {
+                let same = same_document(b, positions)?;
+                match window {
+                    Some(reach) => {
+                        let near = triangle(b, self.keys, true, 1 - reach as i64)?;
+                        both(b, same, near)
+                    }
+                    None => Ok(same),
+                }
+            }
+            Read::New { at, count } => {
+                let keys = b.arange(DType::I64, 0.0, 1.0, self.keys)?;
+                let queries = b.reshape(at, [count, 1])?;
+                let first = b.sub_scalar(queries, reach as f64)?;
+                let (near, earlier) = (b.op(Compare::Gt, &[keys, first])?, b.op(Compare::Le, &[keys, queries])?);
+                both(b, near, earlier)
+            }
         })?;
         self.masks.push((window, mask));
         Ok(mask)
     }
+}
+
+/// `bool [n, 1, t, t]`: whether two tokens are of one document, by their positions `i64 [n, t]` in it. Tokens of one
+/// document have the same distance from their place to their position.
+fn same_document(b: &mut Builder, positions: ValueId) -> Result<ValueId, GraphError> {
+    let (n, t) = (b.ty(positions).shape[0], b.ty(positions).shape[1]);
+    let places = b.arange(DType::I64, 0.0, 1.0, t)?;
+    let start = b.sub(places, positions)?;
+    let (queries, keys) = (b.reshape(start, [n, 1, t, 1])?, b.reshape(start, [n, 1, 1, t])?);
+    b.op(Compare::Eq, &[queries, keys])
+}
+
+/// Whether both are true.
+fn both(b: &mut Builder, x: ValueId, y: ValueId) -> Result<ValueId, GraphError> {
+    let none = b.full(TensorType::new(DType::Bool, []), 0.0)?;
+    b.where_(x, y, none)
+}
+
+/// A weight of a module.
+fn weight_of(b: &mut Builder, module: &str, shape: [usize; 2], dtype: DType, std: f64) -> Result<ValueId, GraphError> {
+    b.scope(module, |b| b.parameter("weight", dtype, shape, Init::Normal { std }))
 }
 
 /// The angles of a rotary position embedding, by position and pair.
@@ -410,6 +518,9 @@ fn triangle(b: &mut Builder, t: usize, upper: bool, diagonal: i64) -> Result<Val
 /// Each head of `x [n, heads, t, d]`, this many times one after the other.
 fn repeat(b: &mut Builder, x: ValueId, times: usize) -> Result<ValueId, GraphError> {
     let &[n, heads, t, d] = &b.ty(x).shape[..] else { return Ok(x) };
+    if times == 1 {
+        return Ok(x);
+    }
     let x = b.reshape(x, [n, heads, 1, t, d])?;
     let x = b.expand(x, [n, heads, times, t, d])?;
     b.reshape(x, [n, heads * times, t, d])

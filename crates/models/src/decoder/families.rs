@@ -81,20 +81,24 @@ pub(super) struct RotaryKeys {
 
 const LLAMA_NAMES: Names = Names {
     embedding: "model.embed_tokens",
+    positions: None,
     layers: "model.layers",
+    attention: "self_attn",
+    mlp: "mlp",
     norms: Norms {
         before_attention: Some("input_layernorm"),
         after_attention: None,
         before_mlp: Some("post_attention_layernorm"),
         after_mlp: None,
     },
-    projections: Projections::Separate(["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
-    query_key_norms: ["self_attn.q_norm", "self_attn.k_norm"],
-    attention_output: "self_attn.o_proj",
-    mlp_input: MlpInput::Gated(["mlp.gate_proj", "mlp.up_proj"]),
-    mlp_output: "mlp.down_proj",
+    projections: Projections::Separate(["q_proj", "k_proj", "v_proj"]),
+    query_key_norms: ["q_norm", "k_norm"],
+    attention_output: "o_proj",
+    mlp_input: MlpInput::Gated(["gate_proj", "up_proj"]),
+    mlp_output: "down_proj",
     final_norm: "model.norm",
     head: "lm_head",
+    transposed: false,
 };
 
 const LLAMA: Family = Family {
@@ -205,8 +209,8 @@ const GEMMA3: Family = Family {
 const PHI3: Family = Family {
     model_type: "phi3",
     names: Names {
-        projections: Projections::Joined("self_attn.qkv_proj"),
-        mlp_input: MlpInput::GatedJoined("mlp.gate_up_proj"),
+        projections: Projections::Joined("qkv_proj"),
+        mlp_input: MlpInput::GatedJoined("gate_up_proj"),
         ..LLAMA_NAMES
     },
     norm_eps: ("rms_norm_eps", 1e-5),
@@ -260,10 +264,11 @@ const GPT_NEOX: Family = Family {
     names: Names {
         embedding: "gpt_neox.embed_in",
         layers: "gpt_neox.layers",
-        projections: Projections::ByHead("attention.query_key_value"),
-        attention_output: "attention.dense",
-        mlp_input: MlpInput::Plain("mlp.dense_h_to_4h"),
-        mlp_output: "mlp.dense_4h_to_h",
+        attention: "attention",
+        projections: Projections::ByHead("query_key_value"),
+        attention_output: "dense",
+        mlp_input: MlpInput::Plain("dense_h_to_4h"),
+        mlp_output: "dense_4h_to_h",
         final_norm: "gpt_neox.final_layer_norm",
         head: "embed_out",
         ..LLAMA_NAMES

@@ -55,6 +55,8 @@ pub struct Decoder {
     pub residual_dropout: f64,
     /// Standard deviation of initial weights.
     pub initializer_range: f64,
+    /// The same for weights whose products are added to the residual stream.
+    pub residual_initializer_range: f64,
     /// The names of weights.
     pub(crate) names: &'static Names,
 }
@@ -109,6 +111,8 @@ pub struct Attention {
     pub query_key_norm: QueryKeyNorm,
     /// Dropout of the attention weights.
     pub dropout: f64,
+    /// Whether attention is one operator, where dropout and soft cap allow it.
+    pub fused: bool,
 }
 
 /// Where queries and keys are normalised.
@@ -136,8 +140,14 @@ pub struct Mlp {
 pub(crate) struct Names {
     /// The token embedding.
     pub(crate) embedding: &'static str,
+    /// The embedding of positions, if it is learnt.
+    pub(crate) positions: Option<&'static str>,
     /// The layers, without their numbers.
     pub(crate) layers: &'static str,
+    /// Attention in a layer. The names of its parts start there.
+    pub(crate) attention: &'static str,
+    /// The feed-forward part of a layer. The names of its parts start there.
+    pub(crate) mlp: &'static str,
     /// Normalisation before and after attention, and before and after the feed-forward layer, where it stands.
     pub(crate) norms: Norms,
     /// The modules of queries, keys and values.
@@ -154,6 +164,8 @@ pub(crate) struct Names {
     pub(crate) final_norm: &'static str,
     /// The output layer.
     pub(crate) head: &'static str,
+    /// Whether the weights of a layer's products are stored as `[in, out]`, instead of `[out, in]`.
+    pub(crate) transposed: bool,
 }
 
 /// The normalisations of a block. Which there are tells where they stand.

@@ -103,6 +103,7 @@ impl Family {
         if keys.flag("use_bidirectional_attention")? == Some(true) {
             return Err(keys.wrong("use_bidirectional_attention", "false, for a model that writes text"));
         }
+        let initializer_range = keys.positive("initializer_range")?.unwrap_or(0.02);
         Ok(Decoder {
             config: config.clone(),
             model_type: self.model_type,
@@ -122,6 +123,7 @@ impl Family {
                 output_bias: self.output_bias.read(keys)?,
                 query_key_norm: self.query_key_norm,
                 dropout: keys.dropout("attention_dropout")?,
+                fused: true,
             },
             mlp: Mlp { activation, bias: self.mlp_bias.read(keys)? },
             parallel: self.parallel && keys.flag("use_parallel_residual")?.unwrap_or(true),
@@ -131,7 +133,8 @@ impl Family {
             tie_word_embeddings: keys.flag("tie_word_embeddings")?.unwrap_or(self.tied),
             embedding_dropout: self.residual_dropout.filter(|(_, embeddings)| *embeddings).map_or(0.0, |_| residual),
             residual_dropout: residual,
-            initializer_range: keys.positive("initializer_range")?.unwrap_or(0.02),
+            initializer_range,
+            residual_initializer_range: initializer_range,
             names: &self.names,
         })
     }

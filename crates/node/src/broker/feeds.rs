@@ -16,6 +16,9 @@ use fusionllm_workbench::model::imported::evaluate;
 
 use crate::NodeError;
 
+/// The tensor of a batch with each token's place in its document, which a text has if its documents are kept apart.
+const POSITIONS: &str = "position_ids";
+
 /// The assignment of the data's tensors to the inputs of the model.
 pub(super) struct Feeds {
     /// The model's input, by the name that the data use.
@@ -61,6 +64,12 @@ impl Feeds {
         };
         if pairs.len() != wanted.len() {
             return Err(mismatch(&wanted, &given, data, micro_batch));
+        }
+        if given.iter().any(|(name, _)| name == POSITIONS) && !pairs.iter().any(|(from, _)| *from == POSITIONS) {
+            return Err(NodeError::input_with_hint(
+                format!("{}: the model takes no `{POSITIONS}`, so it cannot keep documents apart", graph.name),
+                "leave `documents` out of [data], or export a model that takes them and attends by them",
+            ));
         }
         let names: BTreeMap<String, String> =
             pairs.iter().map(|(from, to)| (from.to_string(), to.to_string())).collect();
@@ -289,7 +298,7 @@ fn rows(tensor: &HostTensor, first: usize, count: usize) -> Result<HostTensor, N
 #[cfg(test)]
 mod tests {
     use fusionllm_data::write_tensors;
-    use fusionllm_data::{Data, Tensors, Text, Tokenizer, Validation};
+    use fusionllm_data::{Data, Documents, Tensors, Text, Tokenizer, Validation};
     use fusionllm_graph::Advice;
     use fusionllm_graph::{Builder, Init};
     use fusionllm_models::Gpt2Config;
@@ -396,7 +405,15 @@ mod tests {
             context: 8,
             validation: Validation::Fraction(0.0),
             shuffle: true,
+            documents: Documents::Joined,
         };
+        let apart = Text { tokenizer: Tokenizer::Gpt2, documents: Documents::Apart, ..text.clone() };
+        let apart = Dataset::open(&Data::Text(apart), 1).unwrap();
+        let gpt2 = Gpt2Config { n_positions: 8, n_embd: 8, n_layer: 1, n_head: 1, ..Gpt2Config::default() };
+        assert_snapshot!(error(&gpt2.build(2, 8, DType::F32).unwrap(), &apart), @r"
+        gpt2: the model takes no `position_ids`, so it cannot keep documents apart
+        hint: leave `documents` out of [data], or export a model that takes them and attends by them
+        ");
         let text = Dataset::open(&Data::Text(text), 1).unwrap();
         assert_snapshot!(error(&classifier(2, 4), &text), @r#"
         the model takes x: f32[2, 4], y: i64[2], but the data have input_ids: i64[2, 8], labels: i64[2, 8]

@@ -72,7 +72,8 @@ pub fn check(
     let reference = Reference(Weights::open(reference)?);
     let loss_reference = reference.tensor("loss")?;
     let float_type = if loss_reference.dtype() == DType::F64 { FloatType::Double } else { FloatType::Single };
-    let options = ImportOptions { batch_size: reference.samples(), float_type, loss: loss.map(str::to_owned) };
+    let options =
+        ImportOptions { batch_size: reference.samples(), float_type, loss: loss.map(str::to_owned), results: false };
     let mut model = ImportedModel::open(model, weights, options)?;
     let loss = reference.loss(model.imported())?;
     let graph = model.imported().graph.clone();

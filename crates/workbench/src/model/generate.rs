@@ -5,12 +5,14 @@ use std::sync::Arc;
 
 use fusionllm_backend::{Backend, Tensor, interpret};
 use fusionllm_data::Tokenizer;
-use fusionllm_graph::ops::IndexSelect;
-use fusionllm_graph::{Builder, CounterRng, DType, Graph, GraphError, HostTensor, Op, ValueId, ValueKind};
+use fusionllm_graph::{CounterRng, DType, HostTensor, ValueId, ValueKind};
+use fusionllm_import::{ImportError, ImportOptions};
 use fusionllm_workspace::config::Family;
 
 use crate::WorkbenchError;
 use crate::model::continuation::Continuation;
+use crate::model::imported::ImportedModel;
+use crate::model::last_token::{LastToken, NotLanguage};
 use crate::model::{SavedModel, forward};
 
 /// The rule by which each token is chosen.
@@ -79,18 +81,34 @@ pub struct Generator {
     held: BTreeMap<String, Tensor>,
     /// The memory of the text, for a model that can have one.
     continuation: Option<Continuation>,
-    /// The graphs of this model, by number of tokens.
+    /// The graphs of this model that read a whole text at once, by number of tokens.
     graphs: BTreeMap<usize, LastToken>,
+    /// The most tokens that such a graph reads.
+    window: usize,
 }
 
-/// The network in its evaluation form, up to the logits of one position.
-struct LastToken {
-    graph: Graph,
-    ids: ValueId,
-    /// The position, as `i64 [1]`.
-    position: ValueId,
-    /// `[1, 1, vocabulary]`.
-    logits: ValueId,
+/// The network of a model from `torch.export`; `None` for another one.
+fn imported(model: &SavedModel) -> Result<Option<LastToken>, WorkbenchError> {
+    let Family::Imported { file, loss } = &model.network.family else { return Ok(None) };
+    let open = |samples| {
+        let options =
+            ImportOptions { batch_size: Some(samples), loss: loss.clone(), results: true, ..Default::default() };
+        ImportedModel::open(file, None, options)
+    };
+    let opened = match open(1) {
+        Err(WorkbenchError::Import(ImportError::BatchSize { exported: exported @ 1.., .. })) => open(exported),
+        opened => opened,
+    };
+    let graph = opened?.into_imported().graph;
+    LastToken::new(graph).map(Some).map_err(|e| not_language(model, &e))
+}
+
+/// The error for a model that continues no text.
+fn not_language(model: &SavedModel, reason: &NotLanguage) -> WorkbenchError {
+    let hint = "`generate` takes a language model whose forward returns logits of the shape [samples, tokens, vocabulary], \
+                or a cross-entropy of them. Others generate in PyTorch: `fusionllm export --format pt2-weights` writes \
+                their weights";
+    WorkbenchError::input_with_hint(format!("{}: {reason}", model.path().display()), hint)
 }
 
 /// Lengths are rounded up to a multiple of this, so that few graphs serve all lengths.
@@ -107,22 +125,19 @@ impl Generator {
         backend: Arc<dyn Backend>,
         tokenizer: Option<Tokenizer>,
     ) -> Result<Self, WorkbenchError> {
+        let place = model.path().to_owned();
         let fail = |message: &str, hint: &str| {
-            Err(WorkbenchError::input_with_hint(format!("{}: {message}", model.path().display()), hint))
+            Err(WorkbenchError::input_with_hint(format!("{}: {message}", place.display()), hint))
         };
-        let size = match &model.network.family {
-            Family::Gpt2(config) => config.vocab_size,
-            Family::Decoder(decoder) => decoder.vocab_size,
-            Family::Resnet(_) => {
+        let decoder = model.network.family.decoder()?;
+        let imported = imported(&model)?;
+        let size = match (&decoder, &imported) {
+            (Some(decoder), _) => decoder.vocab_size,
+            (None, Some(imported)) => imported.vocabulary(),
+            (None, None) => {
                 return fail(
                     "this model classifies images and writes no text",
                     "give a checkpoint of a language model",
-                );
-            }
-            Family::Imported { .. } => {
-                return fail(
-                    "`generate` does not support models imported from torch.export",
-                    "write the trained weights with `fusionllm export --format pt2-weights`, and generate in PyTorch",
                 );
             }
         };
@@ -134,19 +149,40 @@ impl Generator {
         };
         let known = 0..size.min(tokenizer.vocabulary()) as u32;
         let bytes = known.map(|token| tokenizer.bytes(token).unwrap_or_default()).collect();
-        let continuation = match &model.network.family {
-            Family::Decoder(decoder) => Some(Continuation::new(backend.clone(), (**decoder).clone())),
-            _ => None,
-        };
-        let mut generator =
-            Self { continuation, backend, tokenizer, bytes, held: BTreeMap::new(), graphs: BTreeMap::new(), model };
+        let continuation = decoder.map(|decoder| Continuation::new(backend.clone(), decoder.into_owned()));
+        let window = imported.as_ref().map_or(model.network.context, |imported| imported.window);
+        let graphs = imported.into_iter().map(|imported| (imported.window, imported)).collect();
+        let held = BTreeMap::new();
+        let mut generator = Self { continuation, backend, tokenizer, bytes, held, graphs, window, model };
         generator.load()?;
+        if generator.continuation.is_none() && !generator.looks_back()? {
+            return fail(
+                "this model reads the tokens after the one that it predicts from, so it continues no text",
+                "give a checkpoint of a causal language model",
+            );
+        }
         Ok(generator)
+    }
+
+    /// Whether what follows a token leaves its logits as they are.
+    fn looks_back(&mut self) -> Result<bool, WorkbenchError> {
+        let first = &[0][..];
+        let [one, other] = [0, 1].map(|padding| self.row(first, padding));
+        let (one, other) = (one?, other?);
+        let largest = one.iter().fold(f32::MIN_POSITIVE, |most, x| most.max(x.abs()));
+        Ok(one.iter().zip(&other).all(|(a, b)| (a - b).abs() <= 1e-4 * largest))
     }
 
     /// Uploads parameters, buffers and constants.
     fn load(&mut self) -> Result<(), WorkbenchError> {
-        let graph = forward(&self.model.network.family, 1, 1)?.evaluation()?;
+        let whole;
+        let graph = match self.graphs.values().next() {
+            Some(imported) => &imported.graph,
+            None => {
+                whole = forward(&self.model.network.family, 1, 1)?.evaluation()?;
+                &whole
+            }
+        };
         for v in &graph.values {
             let tensor = match v.kind {
                 ValueKind::Parameter(_) | ValueKind::Buffer(_) => self.model.read(&v.name, &v.ty)?,
@@ -157,8 +193,9 @@ impl Generator {
         Ok(())
     }
 
-    /// Continues `prompt` by up to `tokens` tokens, or until the text ends. `read` gets the new text piece by piece,
-    /// and returns whether it wants more. Returns the number of tokens.
+    /// Continues `prompt` by up to `tokens` tokens, or until the text ends or has one of the texts `stop` in it, which
+    /// it ends before. `read` gets the new text piece by piece, and returns whether it wants more. Returns the number
+    /// of tokens.
     ///
     /// # Errors
     ///
@@ -168,6 +205,7 @@ impl Generator {
         prompt: &str,
         sampling: &Sampling,
         tokens: usize,
+        stop: &[String],
         mut read: impl FnMut(&str) -> bool,
     ) -> Result<usize, WorkbenchError> {
         let mut text = [self.tokenizer.opening(), &self.tokenizer.encode(prompt)?].concat();
@@ -188,7 +226,8 @@ impl Generator {
                 "leave it out, or use the model's own tokenizer",
             ));
         }
-        let mut letters = Letters::default();
+        let (mut letters, mut pieces) = (Letters::default(), Pieces { stop, held: String::new() });
+        let mut written = tokens;
         for n in 0..tokens {
             let mut logits = self.logits(&text)?;
             self.keep_to_utf8(&letters, &mut logits);
@@ -196,14 +235,17 @@ impl Generator {
                 .choose(&logits, n as u64)
                 .ok_or_else(|| WorkbenchError::Diverged { path: self.model.path().to_owned() })?;
             if self.tokenizer.ends().contains(&token) {
-                return Ok(n);
+                written = n;
+                break;
             }
             text.push(token);
-            if !read(&letters.push(&self.bytes[token as usize])) {
+            let (piece, more) = pieces.push(&letters.push(&self.bytes[token as usize]));
+            if !read(&piece) || !more {
                 return Ok(n + 1);
             }
         }
-        Ok(tokens)
+        read(&pieces.held);
+        Ok(written)
     }
 
     /// Rules out tokens whose bytes cannot follow, unless none can: a model that has seen little takes one in the
@@ -222,20 +264,30 @@ impl Generator {
         {
             return self.numbers(&logits);
         }
-        let window = self.model.network.context;
-        let seen = &text[text.len().saturating_sub(window)..];
-        let length = seen.len().next_multiple_of(STRIDE).min(window);
+        // Attention looks back only, so padding after the last token changes nothing.
+        self.row(&text[text.len().saturating_sub(self.window)..], 0)
+    }
+
+    /// The logits after the last token of `seen`, which is no longer than the window.
+    fn row(&mut self, seen: &[u32], padding: i64) -> Result<Vec<f32>, WorkbenchError> {
+        let length = match self.continuation {
+            Some(_) => seen.len().next_multiple_of(STRIDE).min(self.window),
+            // An archive has one length.
+            None => self.window,
+        };
         if !self.graphs.contains_key(&length) {
-            self.graphs.insert(length, LastToken::new(forward(&self.model.network.family, 1, length)?)?);
+            let forward = forward(&self.model.network.family, 1, length)?;
+            let last = LastToken::new(forward).map_err(|e| not_language(&self.model, &e))?;
+            self.graphs.insert(length, last);
         }
         let last = &self.graphs[&length];
-        let mut ids: Vec<i64> = seen.iter().map(|t| i64::from(*t)).collect();
-        // Attention looks back only, so padding after the last token changes nothing.
-        ids.resize(length, 0);
         let mut sources = BTreeMap::from([
-            (last.ids, self.backend.upload(&HostTensor::from_i64([1, length], &ids)?)?),
+            (last.ids, self.backend.upload(&last.rows(seen, padding)?)?),
             (last.position, self.backend.upload(&HostTensor::from_i64([1], &[seen.len() as i64 - 1])?)?),
         ]);
+        for (input, tensor) in &last.filled {
+            sources.insert(*input, self.backend.upload(tensor)?);
+        }
         for (i, value) in last.graph.values.iter().enumerate() {
             if let Some(tensor) = self.held.get(&value.name) {
                 sources.insert(ValueId(i as u32), tensor.clone());
@@ -256,28 +308,24 @@ impl Generator {
     }
 }
 
-impl LastToken {
-    fn new(forward: Graph) -> Result<Self, GraphError> {
-        let graph = forward.evaluation()?;
-        let missing = |what: &str| GraphError::Structure {
-            graph: graph.name.clone(),
-            reason: format!("it has no {what}, which a language model has"),
-        };
-        let ids = graph.find("input_ids").ok_or_else(|| missing("input `input_ids`"))?;
-        let all = *graph.outputs.get("logits").ok_or_else(|| missing("output `logits`"))?;
-        let head = graph.producer(all).map(|n| graph.node(n).clone());
-        let mut b = Builder::extend(graph);
-        let position = b.input("position", DType::I64, [1])?;
-        let logits = match head {
-            // The head is the largest product, and one row of it is enough.
-            Some(node) if matches!(node.op, Op::Linear(_)) => {
-                let mut operands = node.inputs;
-                operands[0] = b.op(IndexSelect { dim: 1 }, &[operands[0], position])?;
-                b.op(node.op, &operands)?
-            }
-            _ => b.op(IndexSelect { dim: 1 }, &[all, position])?,
-        };
-        Ok(Self { graph: b.finish()?, ids, position, logits })
+/// Looks for texts that end another one. It keeps what may be the beginning of such a text.
+struct Pieces<'a> {
+    stop: &'a [String],
+    held: String,
+}
+
+impl Pieces<'_> {
+    /// Adds a piece. Returns the text that comes before any stop, and whether there may be more of it.
+    fn push(&mut self, piece: &str) -> (String, bool) {
+        self.held += piece;
+        let stop = self.stop.iter().filter(|stop| !stop.is_empty());
+        if let Some(at) = stop.clone().filter_map(|stop| self.held.find(stop.as_str())).min() {
+            return (self.held[..at].to_owned(), false);
+        }
+        let begins = |at: &usize| stop.clone().any(|stop| stop.starts_with(&self.held[*at..]));
+        let at = self.held.char_indices().map(|(at, _)| at).find(begins).unwrap_or(self.held.len());
+        let rest = self.held.split_off(at);
+        (std::mem::replace(&mut self.held, rest), true)
     }
 }
 
@@ -325,7 +373,7 @@ mod tests {
 
     use fusionllm_graph::Advice;
     use fusionllm_models::Gpt2Config;
-    use fusionllm_workspace::checkpoint::{Checkpoints, State};
+    use fusionllm_workspace::checkpoint::{Checkpoints, Part, State};
     use safetensors::tensor::{Dtype, TensorView};
 
     use super::*;
@@ -362,7 +410,7 @@ mod tests {
         all[all.len() - config.vocab_size..].to_vec()
     }
 
-    /// Padding short texts, sliding over long ones, and computing one row of the head do not change the logits.
+    /// Keeping keys and values of short texts and sliding over long ones do not change the logits.
     #[test]
     fn logits_are_those_of_the_whole_graph() {
         let dir = tempfile::tempdir().unwrap();
@@ -387,11 +435,12 @@ mod tests {
             let far = got.iter().zip(&want).map(|(g, w)| (g - w).abs()).fold(0.0, f32::max);
             assert!(far < 1e-4, "{far} after {length} tokens");
         }
-        assert_eq!(generator.graphs.len(), 2, "few graphs serve all lengths");
+        assert_eq!(generator.graphs.len(), 1, "texts beyond the model's positions have one graph");
 
         let sampling = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 2 };
-        let mut write =
-            |tokens, more: &mut dyn FnMut(&str) -> bool| generator.generate("Once", &sampling, tokens, more).unwrap();
+        let mut write = |tokens, more: &mut dyn FnMut(&str) -> bool| {
+            generator.generate("Once", &sampling, tokens, &[], more).unwrap()
+        };
         let mut whole = String::new();
         let count = write(20, &mut |piece| {
             whole += piece;
@@ -420,25 +469,76 @@ mod tests {
         assert!(unknown.contains("100 tokens is neither") && unknown.contains("--tokenizer bytes"), "{unknown}");
         let mut generator = open(Some(Tokenizer::Bytes)).unwrap();
         let sampling = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 2 };
-        let error = generator.generate("Ax", &sampling, 9, |_| true).unwrap_err().to_string();
+        let error = generator.generate("Ax", &sampling, 9, &[], |_| true).unwrap_err().to_string();
         assert!(error.contains(r#"the prompt has "x" in it (token 120)"#), "{error}");
         // No token is chosen that the tokenizer cannot decode. An empty prompt starts from the start token.
-        assert_eq!(generator.generate("", &sampling, 9, |_| true).unwrap(), 9);
+        assert_eq!(generator.generate("", &sampling, 9, &[], |_| true).unwrap(), 9);
+    }
+
+    /// A checkpoint of an archive of `testdata/zoo`, with the archive's own weights.
+    fn trained(dir: &std::path::Path, name: &str) -> SavedModel {
+        let archive = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../testdata/zoo/{name}.pt2"));
+        fs::write(dir.join("job.toml"), format!("[model]\nfile = '{}'\n", archive.display())).unwrap();
+        let mut model = ImportedModel::open(&archive, None, ImportOptions::default()).unwrap();
+        let graph = model.imported().graph.clone();
+        let state: Vec<_> = graph.parameters().chain(graph.buffers()).map(|v| graph.value(v)).collect();
+        let types: Vec<_> = state.iter().map(|value| (value.name.clone(), value.ty.clone())).collect();
+        let mut checkpoint = Checkpoints::new(dir.join("checkpoints")).begin(1, &types, &[]).unwrap();
+        for value in state {
+            checkpoint.put(Part::Model, &value.name, &model.initial(value).unwrap()).unwrap();
+        }
+        checkpoint.commit(State { step: 1, ..State::default() }).unwrap();
+        SavedModel::open(dir).unwrap()
+    }
+
+    /// The archives return a loss alone, for two samples of 16 tokens.
+    #[test]
+    fn imported_models_continue_a_text() {
+        let backend = fusionllm_backend::open("cpu").unwrap();
+        for name in ["gpt2", "llama", "opt"] {
+            let dir = tempfile::tempdir().unwrap();
+            let mut generator =
+                Generator::new(trained(dir.path(), name), backend.clone(), Some(Tokenizer::Bytes)).unwrap();
+            assert_eq!((generator.window, generator.bytes.len()), (16, 100));
+            if name == "gpt2" {
+                let zoo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/zoo");
+                let config = fs::read(zoo.join("gpt2.config.json")).unwrap();
+                let config: Gpt2Config = serde_json::from_slice(&config).unwrap();
+                let graph = config.build(1, 1, DType::F32).unwrap();
+                let weights = fusionllm_data::weights::Weights::open(&zoo.join("gpt2.weights.safetensors")).unwrap();
+                let tensors = graph.state().map(|tensor| {
+                    let read = weights.state_tensor(&tensor).unwrap().unwrap();
+                    (tensor.names[0].clone(), read)
+                });
+                let tensors = tensors.collect();
+                let text: Vec<u32> = (0..40).map(|i| i * 37 % 100).collect();
+                for length in [1, 5, 16, 17, 40] {
+                    let got = generator.logits(&text[..length]).unwrap();
+                    let want = plainly(&config, &tensors, &text[length.saturating_sub(16)..length]);
+                    let far = got.iter().zip(&want).map(|(g, w)| (g - w).abs()).fold(0.0, f32::max);
+                    assert!(far < 1e-4, "{far} after {length} tokens");
+                }
+            }
+            let sampling = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 2 };
+            assert_eq!(generator.generate("AB", &sampling, 20, &[], |_| true).unwrap(), 20);
+        }
     }
 
     #[test]
-    fn imported_models_are_refused_with_a_hint() {
-        let dir = tempfile::tempdir().unwrap();
-        let archive = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/zoo/opt.pt2");
-        fs::write(dir.path().join("job.toml"), format!("[model]\nfile = '{}'\n", archive.display())).unwrap();
-        let checkpoints = Checkpoints::new(dir.path().join("checkpoints"));
-        checkpoints.begin(1, &[], &[]).unwrap().commit(State { step: 1, ..State::default() }).unwrap();
-        let model = SavedModel::open(dir.path()).unwrap();
+    fn imported_models_that_continue_no_text_are_refused() {
         let backend = fusionllm_backend::open("cpu").unwrap();
-        let error = Generator::new(model, backend, None).err().unwrap().report();
-        insta::assert_snapshot!(error.replace(&dir.path().display().to_string(), "DIR"), @r"
-        DIR/checkpoints/step-1: `generate` does not support models imported from torch.export
-        hint: write the trained weights with `fusionllm export --format pt2-weights`, and generate in PyTorch
+        let error = |name| {
+            let dir = tempfile::tempdir().unwrap();
+            let generator = Generator::new(trained(dir.path(), name), backend.clone(), Some(Tokenizer::Bytes));
+            generator.err().unwrap().report().replace(&dir.path().display().to_string(), "DIR")
+        };
+        insta::assert_snapshot!(error("bert"), @r"
+        DIR/checkpoints/step-1: this model reads the tokens after the one that it predicts from, so it continues no text
+        hint: give a checkpoint of a causal language model
+        ");
+        insta::assert_snapshot!(error("resnet_tiny"), @r"
+        DIR/checkpoints/step-1: the model has no logits for each of its tokens
+        hint: `generate` takes a language model whose forward returns logits of the shape [samples, tokens, vocabulary], or a cross-entropy of them. Others generate in PyTorch: `fusionllm export --format pt2-weights` writes their weights
         ");
     }
 
@@ -486,6 +586,29 @@ mod tests {
         assert_eq!(one.choose(&[f32::INFINITY, 0.0], 0), Some(0));
         assert_eq!(one.choose(&[f32::NAN, f32::NEG_INFINITY], 0), None);
         assert_eq!(one.choose(&[], 0), None);
+    }
+
+    #[test]
+    fn texts_end_before_a_stop() {
+        let stop = ["\n\n".to_owned(), "User:".to_owned(), String::new()];
+        let read = |text: &str| {
+            let mut pieces = Pieces { stop: &stop, held: String::new() };
+            let mut shown = String::new();
+            for letter in text.chars() {
+                let (piece, more) = pieces.push(&letter.to_string());
+                shown += &piece;
+                if !more {
+                    return (shown, true);
+                }
+            }
+            (shown + &pieces.held, false)
+        };
+        assert_eq!(read("one\ntwo\n\nthree"), ("one\ntwo".to_owned(), true));
+        assert_eq!(read("an UUser: x"), ("an U".to_owned(), true));
+        assert_eq!(read("é Use\n"), ("é Use\n".to_owned(), false));
+        let mut pieces = Pieces { stop: &stop, held: String::new() };
+        assert_eq!(pieces.push("a\n"), ("a".to_owned(), true));
+        assert_eq!(pieces.push("\n\nUser:"), (String::new(), false));
     }
 
     #[test]

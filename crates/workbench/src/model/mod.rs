@@ -5,6 +5,7 @@ mod continuation;
 pub mod export;
 pub mod generate;
 pub mod imported;
+mod last_token;
 mod saved;
 pub mod state;
 
@@ -13,7 +14,7 @@ pub use saved::SavedModel;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use fusionllm_data::{Data, IMAGE_SIZE};
+use fusionllm_data::{Data, Documents, IMAGE_SIZE, Text};
 use fusionllm_graph::batch::{BatchLoss, Doubt, Sizes};
 use fusionllm_graph::{DType, Graph, HostTensor, TrainGraph, ValueId, autodiff};
 use fusionllm_import::{ImportError, ImportOptions};
@@ -168,6 +169,11 @@ fn fixed(job: &Job, refusal: &ImportError, exported: usize) -> Result<Model, Wor
 
 /// A job's forward graph for `samples` samples at once, in f32, and the state that is not in it.
 fn forward_of(job: &Job, samples: usize) -> Result<(Graph, BTreeMap<String, HostTensor>), WorkbenchError> {
+    if let (Some(decoder), Data::Text(text @ Text { documents: Documents::Apart, .. })) =
+        (job.model.family.decoder()?, &job.data)
+    {
+        return Ok((decoder.build_documents(samples, text.context, DType::F32)?, BTreeMap::new()));
+    }
     let context = match (&job.model.family, &job.data) {
         (Family::Imported { file, loss }, _) => {
             let weights = job.model.weights.as_deref();

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use fusionllm_data::{Cifar10, Data, Tensors, Text, Tokenizer, Validation};
+use fusionllm_data::{Cifar10, Data, Documents, Tensors, Text, Tokenizer, Validation};
 use fusionllm_graph::Advice;
 
 use super::files::{CONFIG, Files};
@@ -53,7 +53,8 @@ pub(super) fn without_files(section: &Section<'_>, files: &Files, model: ModelFa
     }
     let (tokenizer, context) = (tokenizer(section, files, &model)?, context(section)?);
     let validation = Validation::Fraction(0.0);
-    Ok(Data::Text(Text { files: Vec::new(), tokenizer, context, validation, shuffle: true }))
+    let documents = Documents::Joined;
+    Ok(Data::Text(Text { files: Vec::new(), tokenizer, context, validation, shuffle: true, documents }))
 }
 
 /// Reads the section.
@@ -95,12 +96,14 @@ pub(super) fn read(section: &Section<'_>, files: &Files, model: ModelFacts) -> R
         return Ok(Data::Cifar10(cifar10));
     }
     let validation = validation(section, files, 0.1)?;
+    let tokenizer = tokenizer(section, files, &model)?;
     let text = Text {
         files: files.many(section, "files")?.unwrap_or_default(),
-        tokenizer: tokenizer(section, files, &model)?,
         context: context(section)?,
         validation,
         shuffle: shuffle(section)?,
+        documents: documents(section, &tokenizer)?,
+        tokenizer,
     };
     if section.has("group") {
         return Err(section.error(
@@ -143,6 +146,19 @@ fn validation(section: &Section<'_>, files: &Files, default: f64) -> Result<Vali
         return Ok(Validation::Fraction(fraction.unwrap_or(default)));
     }
     Ok(Validation::Files(files.many(section, "validation")?.unwrap_or_default()))
+}
+
+fn documents(section: &Section<'_>, tokenizer: &Tokenizer) -> Result<Documents, JobError> {
+    let kinds = [("joined", Documents::Joined), ("apart", Documents::Apart)];
+    let documents = section.choice("documents", &kinds)?.unwrap_or_default();
+    if documents == Documents::Apart && tokenizer.before_document().is_empty() {
+        return Err(section.error(
+            "documents",
+            "documents cannot be kept apart: this tokenizer has no token between them",
+            "use a tokenizer with one, such as tokenizer = \"gpt2\", or leave `documents` out",
+        ));
+    }
+    Ok(documents)
 }
 
 fn shuffle(section: &Section<'_>) -> Result<bool, JobError> {

@@ -1,8 +1,10 @@
 //! `[model]`: the network to train.
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 
 use fusionllm_data::{CIFAR10_CLASSES, Data};
+use fusionllm_graph::GraphError;
 use fusionllm_models::decoder::{ConfigError, MODEL_TYPES};
 use fusionllm_models::{AttentionImplementation, Decoder, Gpt2Config, ResNetConfig, ResNetStem};
 use serde::ser::SerializeMap;
@@ -43,6 +45,21 @@ pub enum Family {
     /// Another causal language model, as its `config.json` describes it.
     #[serde(untagged, serialize_with = "write_decoder")]
     Decoder(Box<Decoder>),
+}
+
+impl Family {
+    /// The decoder of a language model that this program builds. `None` for another network.
+    ///
+    /// # Errors
+    ///
+    /// A setting of the network is invalid.
+    pub fn decoder(&self) -> Result<Option<Cow<'_, Decoder>>, GraphError> {
+        match self {
+            Self::Gpt2(config) => Ok(Some(Cow::Owned(config.decoder()?))),
+            Self::Decoder(decoder) => Ok(Some(Cow::Borrowed(decoder))),
+            Self::Resnet(_) | Self::Imported { .. } => Ok(None),
+        }
+    }
 }
 
 /// Writes the keys of a decoder's `config.json`, with its family.

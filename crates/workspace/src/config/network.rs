@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use fusionllm_data::{Data, IMAGE_SIZE, Text, Tokenizer, Validation};
+use fusionllm_data::{Data, Documents, IMAGE_SIZE, Text, Tokenizer, Validation};
 use fusionllm_graph::Advice;
 
 use fusionllm_models::Decoder;
@@ -114,6 +114,7 @@ impl Network {
             context: 1024,
             validation: Validation::Fraction(0.0),
             shuffle: true,
+            documents: Documents::Joined,
         };
         let gpt2 = read_gpt2(&Section::top(&empty), &Data::Text(text), Some(&published.node), false)?;
         let own = match gpt2.vocab_size {

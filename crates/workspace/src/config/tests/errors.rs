@@ -339,6 +339,10 @@ fn groups_of_rows_fit_into_micro_batches() {
     job.toml:5:9: `train.micro_batch` = 2 does not hold whole groups of `data.group` = 4
     hint: write a multiple of 4 for batch and micro_batch in [train]
     ");
+    assert_snapshot!(job("[data]\ndocuments = \"apart\"").unwrap_err().report(), @r#"
+    job.toml:2:13: documents cannot be kept apart: this tokenizer has no token between them
+    hint: use a tokenizer with one, such as tokenizer = "gpt2", or leave `documents` out
+    "#);
     assert_snapshot!(job("[data]\ngroup = 4").unwrap_err().report(), @r#"
     job.toml:2:9: `data.group` is for rows of tensors and images; a text has none, only contexts that are cut from it
     hint: leave group out, or write the rows to safetensors files with kind = "tensors"

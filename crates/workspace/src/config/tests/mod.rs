@@ -56,6 +56,7 @@ fn an_empty_job_has_all_defaults() {
     context = 128
     validation = 0.1
     shuffle = true
+    documents = "joined"
 
     [train]
     steps = 1000
