@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use fusionllm_data::{Data, Dataset, Tokenizer};
-use fusionllm_graph::{Advice, Graph};
-use fusionllm_node::{Event, Observer};
-use fusionllm_plan::Plan;
+use fusionllm_events::{Event, StepMetrics};
+use fusionllm_node::{Observer, Ticket};
+use fusionllm_workbench::model::Model;
 use fusionllm_workspace::config::Job;
 use fusionllm_workspace::run_dir::Summary;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -20,8 +20,10 @@ pub(crate) struct Progress {
     bar: ProgressBar,
     steps: u64,
     batch: usize,
-    /// Plural name of the targets, such as `tokens`.
-    targets: &'static str,
+    /// What steps are counted in, such as `tokens`.
+    targets: String,
+    /// The ticket with which joiners connect.
+    ticket: Option<String>,
     tokenizer: Option<Tokenizer>,
     /// Whether peers join from other machines, which takes the ticket.
     by_ticket: bool,
@@ -60,16 +62,16 @@ impl Progress {
         if let Ok(style) = ProgressStyle::with_template("{spinner} {wide_msg}") {
             bar.set_style(style);
         }
-        let (targets, tokenizer) = match &job.data {
-            Data::Text(text) => ("tokens", Some(text.tokenizer.clone())),
-            Data::Cifar10(_) => ("images", None),
-            Data::Tensors(_) => ("targets", None),
+        let tokenizer = match &job.data {
+            Data::Text(text) => Some(text.tokenizer.clone()),
+            Data::Cifar10(_) | Data::Tensors(_) => None,
         };
         Self {
             bar,
             steps: job.train.stop,
             batch: job.train.batch,
-            targets,
+            targets: String::new(),
+            ticket: None,
             tokenizer,
             by_ticket,
             pace: Pace::default(),
@@ -98,7 +100,14 @@ impl Progress {
         self.bar.enable_steady_tick(Duration::from_millis(120));
     }
 
-    fn step(&mut self, step: u64, loss: f64, rate: &str) {
+    fn step(&mut self, metrics: &StepMetrics) {
+        let (step, loss) = (metrics.step, metrics.loss.unwrap_or(f64::NAN));
+        let rate = format!("{} {}/s", count(metrics.tokens_per_s), self.targets);
+        self.sent += metrics.bytes_sent;
+        let first = *self.history.first_step.get_or_insert(step);
+        // Steps that were lost with a peer are done again.
+        self.history.losses.truncate(step.saturating_sub(first) as usize);
+        self.history.losses.push(loss);
         let now = Instant::now();
         let left = self.pace.step(now, step).map(|s| s * self.steps.saturating_sub(step) as f64);
         let left = left.map(|s| format!("  {} left", seconds(s.ceil()))).unwrap_or_default();
@@ -117,30 +126,6 @@ impl Progress {
         }
     }
 
-    fn planned(&self, plan: &Plan, graph: &Graph, notes: &[String], predicted_step_s: Option<f64>) {
-        let parameters: usize = graph.parameters().map(|v| graph.ty(v).numel()).sum();
-        self.say(format!(
-            "{}: {} parameters, {} in {} over {}",
-            graph.name,
-            count(parameters as f64),
-            counted(graph.nodes.len(), "operator"),
-            counted(plan.stages.len(), "stage"),
-            counted(plan.peers.len(), "peer"),
-        ));
-        self.say(format!(
-            "plan: {}, {} schedule, {}",
-            plan.scheduler,
-            plan.schedule.name(),
-            counted(plan.micro_batches, "micro-batch")
-        ));
-        for note in notes {
-            self.say(note);
-        }
-        if let Some(s) = predicted_step_s {
-            self.say(format!("predicted: {} a step", seconds(s)));
-        }
-    }
-
     fn start(&mut self) {
         self.pace.start(Instant::now());
         self.bar.disable_steady_tick();
@@ -153,162 +138,76 @@ impl Progress {
 }
 
 impl Observer for Progress {
-    fn event(&mut self, event: Event<'_>) {
+    fn event(&mut self, event: &Event) {
+        let is_shown = match event {
+            Event::Joined { spare, .. } => self.by_ticket || *spare,
+            // The bar says it.
+            Event::Measuring => self.bar.is_hidden(),
+            _ => true,
+        };
+        event.lines().iter().filter(|_| is_shown).for_each(|line| self.say(line));
         match event {
-            Event::Opened { directory } => {
-                self.say(format!("run directory: {}", directory.display()));
-                self.history.directory = directory.to_owned();
-            }
-            Event::Listening { ticket, wanted } => {
-                if self.by_ticket {
-                    let peers = counted(wanted, "peer");
+            Event::Opened { directory } => self.history.directory = PathBuf::from(directory),
+            Event::Listening { wanted } => {
+                let peers = counted(*wanted, "peer");
+                if let Some(ticket) = self.ticket.as_ref().filter(|_| self.by_ticket) {
                     self.say(format!("waiting for {peers}; on each machine:\n\n  fusionllm join {ticket}\n"));
                 }
-                self.wait_for(format!("0 of {}", counted(wanted, "peer")));
+                self.wait_for(format!("0 of {peers}"));
             }
-            Event::Continued { ticket, peers } => {
-                let (peers, are) = (counted(peers, "peer"), if peers == 1 { "is" } else { "are" });
-                self.say(format!("going on where the broker was killed, once its {peers} {are} back"));
-                self.say(format!("more machines can join:\n\n  fusionllm join {ticket}\n"));
+            Event::Continued { .. } => {
+                if let Some(ticket) = &self.ticket {
+                    self.say(format!("more machines can join:\n\n  fusionllm join {ticket}\n"));
+                }
                 self.wait_for("waiting for the peers to come back".to_owned());
             }
-            Event::Joined { member, present, wanted, spare } => {
-                if self.by_ticket || spare {
-                    self.say(format!("{} joined ({}, {})", member.name, member.backend, member.device));
-                }
-                if !spare {
-                    self.bar.set_message(format!("{present} of {}", counted(wanted, "peer")));
-                }
+            Event::Joined { present, wanted, spare: false, .. } => {
+                self.bar.set_message(format!("{present} of {}", counted(*wanted, "peer")));
             }
-            Event::Silent { name, seconds: s } => self.say(format!("{name} has not answered for {}", seconds(s))),
-            Event::Answers { name } => self.say(format!("{name} answers again")),
-            Event::Lost { name, reason, used: false, .. } => self.say(format!("{name} is gone: {reason}")),
-            Event::Lost { name, reason, step, .. } => {
-                self.say(format!("lost {name} at step {step}: {reason}; the others take over its share"));
-                self.wait_for("planning again".to_owned());
-            }
-            Event::LinkLost { from, to, reason } => {
-                self.say(format!("{from} cannot reach {to} any more: {reason}; planning around it"));
-            }
-            Event::Waiting { reason } => {
-                self.say(format!("waiting for more machines: {reason}"));
-                self.wait_for("waiting for more machines".to_owned());
-            }
-            Event::Speed { name, times } if times > 1.5 => {
-                self.say(format!(
-                    "{name} computes {times:.1}x slower than at the start; is something else running there?"
-                ));
-            }
-            Event::Speed { name, .. } => self.say(format!("{name} computes as fast as at the start again")),
-            Event::Poisoned { name, step, what, advice } => self.say(format!("step {step}: {name} {what}; {advice}")),
-            Event::Skipping { step, skipped, of, why } => {
-                let why = why.map(|why| format!("; {why}")).unwrap_or_default();
-                self.say(format!(
-                    "step {step}: {skipped} of {of} steps were skipped so far, because the loss or a gradient was not \
-                     finite, and the model learned nothing from them{why}"
-                ));
-            }
-            Event::Better { names: [], gain_s } => {
-                let gain = seconds(gain_s);
-                self.say(format!(
-                    "with other shares the run ends about {gain} earlier: changing the plan after this step"
-                ));
-            }
-            Event::Better { names, gain_s } => {
-                let (names, gain) = (names.join(", "), seconds(gain_s));
-                self.say(format!("with {names} the run ends about {gain} earlier: changing the plan after this step"));
-            }
-            Event::Loading { sent, total } if total > 0 && self.bar.is_hidden() => {
-                let due = is_due(self.last_line.map(|t| t.elapsed()), Duration::ZERO);
-                if due && sent < total {
-                    self.last_line = Some(Instant::now());
-                    complain(format_args!("loading: {} of {} sent", bytes(sent), bytes(total)));
-                }
-            }
-            Event::Loading { sent, total } if total > 0 => {
-                self.bar.set_message(format!("loading: {} of {} sent", bytes(sent), bytes(total)));
-            }
-            Event::Codecs { step, lines } => {
-                for line in lines {
-                    self.say(format!("step {step}: {line}"));
-                }
-            }
-            Event::TurnedAway { reason } => self.say(format!("turned a joiner away: {reason}")),
-            Event::Measuring => {
-                if self.bar.is_hidden() {
-                    complain("measuring machines and links");
-                }
-                self.wait_for("measuring machines and links".to_string());
-            }
-            Event::Planned { plan, notes, predicted_step_s, model, data } => {
-                self.planned(plan, &model.forward, notes, predicted_step_s);
-                if self.history.losses.is_empty() {
-                    self.say(data.to_string());
-                    data.repeated(self.batch).iter().for_each(|note| self.say(note));
-                }
-                self.history.prompt = self.tokenizer.as_ref().and_then(|t| prompt(&opening(data, t), t));
-                self.wait_for("loading".to_string());
-            }
-            Event::Started { incidents } => {
-                if let Some(i) = incidents.first() {
-                    let took = seconds(i.detected_s + i.replanned_s + i.restored_s);
-                    self.say(format!("training goes on from step {}, {took} after the loss", i.restarted_at));
-                }
-                self.start();
-            }
-            Event::Step { record, samples_per_s, targets_per_s } => {
-                self.sent += record.bytes_sent;
-                let first = *self.history.first_step.get_or_insert(record.step);
-                // Steps that were lost with a peer are done again.
-                self.history.losses.truncate(record.step.saturating_sub(first) as usize);
-                self.history.losses.push(record.loss);
-                if !record.applied {
-                    self.say(format!(
-                        "step {}: the loss or a gradient is not finite; this update is skipped",
-                        record.step
-                    ));
-                }
-                let rate = match targets_per_s {
-                    Some(rate) => format!("{} {}/s", count(rate), self.targets),
-                    None => format!("{} samples/s", count(samples_per_s)),
-                };
-                self.step(record.step, record.loss, &rate);
-            }
+            Event::Lost { used: true, .. } => self.wait_for("planning again".to_owned()),
+            Event::Waiting { .. } => self.wait_for("waiting for more machines".to_owned()),
+            Event::Measuring => self.wait_for("measuring machines and links".to_owned()),
+            Event::Planned { targets, .. } => self.targets.clone_from(targets),
+            Event::Started { .. } => self.start(),
+            Event::Step(metrics) => self.step(metrics),
             Event::Evaluated { step, val_loss, val_accuracy } => {
-                self.history.validation = Some((step, val_loss, val_accuracy));
-                let loss = match val_loss.is_finite() {
-                    true => format!("validation loss {val_loss:.4}"),
-                    false => "the validation loss is not finite".to_owned(),
-                };
-                self.say(format!("step {step}: {loss}{}", accuracy(val_accuracy)));
+                self.history.validation = Some((*step, val_loss.unwrap_or(f64::NAN), *val_accuracy));
             }
             // Over a slow link this takes longer than a step, and no step shows progress meanwhile.
-            Event::Saving { step } if step >= self.steps => self.wait_for("fetching the trained model".to_owned()),
-            Event::NotSaved { step, error } => {
-                let then = if step < self.steps { "; training goes on" } else { "" };
-                self.say(format!("the checkpoint of step {step} could not be written: {}{then}", error.one_line()));
-            }
-            Event::DiskFull { error } => {
-                let reason = error.one_line();
-                self.say(format!("the disk is full ({reason}); free some space: training goes on, and metrics wait"));
-            }
-            Event::DiskWritten => self.say("the disk has room again; all metrics are written"),
+            Event::Saving { step } if *step >= self.steps => self.wait_for("fetching the trained model".to_owned()),
             Event::Saved { step } => tracing::info!(step, "checkpoint"),
-            Event::Note { text } => self.say(format!("note: {text}")),
-            Event::Stopping => self.say("saving and stopping; Ctrl-C again to stop at once"),
-            Event::Finished { summary } => {
-                self.history.took = self.pace.elapsed(Instant::now()).as_secs_f64();
-                self.history.summary = Some(summary.clone());
-                self.bar.finish_and_clear();
-            }
             _ => {}
         }
     }
-}
 
-/// `, accuracy 12.5 %`, or nothing for a model without classes.
-pub(crate) fn accuracy(share: Option<f64>) -> String {
-    share.map(|share| format!(", accuracy {:.1} %", 100.0 * share)).unwrap_or_default()
+    fn invite(&mut self, ticket: &Ticket) {
+        self.ticket = Some(ticket.to_string());
+    }
+
+    fn planned(&mut self, _model: &Model, data: &Dataset) {
+        if self.history.losses.is_empty() {
+            self.say(data.to_string());
+            data.repeated(self.batch).iter().for_each(|note| self.say(note));
+        }
+        self.history.prompt = self.tokenizer.as_ref().and_then(|t| prompt(&opening(data, t), t));
+        self.wait_for("loading".to_owned());
+    }
+
+    fn loading(&mut self, sent: u64, total: u64) {
+        let so_far = format!("loading: {} of {} sent", bytes(sent), bytes(total));
+        if total > 0 && !self.bar.is_hidden() {
+            self.bar.set_message(so_far);
+        } else if sent < total && is_due(self.last_line.map(|t| t.elapsed()), Duration::ZERO) {
+            self.last_line = Some(Instant::now());
+            complain(so_far);
+        }
+    }
+
+    fn finished(&mut self, summary: &Summary) {
+        self.history.took = self.pace.elapsed(Instant::now()).as_secs_f64();
+        self.history.summary = Some(summary.clone());
+        self.bar.finish_and_clear();
+    }
 }
 
 /// Whether to print another line: every 5 s, and less often the longer a run takes.

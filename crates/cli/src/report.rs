@@ -55,7 +55,7 @@ fn text(summary: &Summary, history: &History) -> String {
     let before = if resumed { format!("  (step 1: {})", loss(summary.loss_first)) } else { String::new() };
     line("loss", format!("{first} {curve} {last}{before}"));
     if let Some((step, val_loss, accuracy)) = history.validation {
-        line("validation", format!("loss {val_loss:.3}{} after step {step}", crate::progress::accuracy(accuracy)));
+        line("validation", format!("loss {val_loss:.3}{} after step {step}", fusionllm_events::accuracy(accuracy)));
     }
     let median = summary.median_step_s.map_or_else(unknown, seconds);
     let ratio = summary.training_overhead_ratio;

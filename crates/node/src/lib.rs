@@ -13,7 +13,7 @@ mod net;
 mod peer;
 mod relay;
 
-pub use broker::{BrokerOptions, Entry, Event, LocalPeer, Observer, Peers, Resume, conduct};
+pub use broker::{BrokerOptions, Entry, LocalPeer, Observer, Peers, Resume, conduct};
 pub use client::{doctor, owner};
 pub use error::NodeError;
 pub use fusionllm_transport::{Relay, RelayUrl, Ticket};

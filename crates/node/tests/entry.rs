@@ -5,10 +5,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use fusionllm_events::Event;
 use fusionllm_node::owner::{Found, OwnedRun, RunPhase, RunStatus, Standing};
-use fusionllm_node::{
-    BrokerOptions, Entry, Event, JoinOptions, NodeError, Observer, Participation, Peers, conduct, join,
-};
+use fusionllm_node::{BrokerOptions, Entry, JoinOptions, NodeError, Observer, Participation, Peers, conduct, join};
 use fusionllm_protocol::{
     Contact, FromPeer, Hello, MAX_CONTROL_BYTES, MAX_HELLO_BYTES, ToPeer, VERSION, decode, encode,
 };
@@ -37,17 +36,20 @@ enum Told {
 struct Watcher(UnboundedSender<Told>);
 
 impl Observer for Watcher {
-    fn event(&mut self, event: Event<'_>) {
-        let told = match event {
-            Event::Listening { ticket, .. } => Told::Ticket(ticket.clone()),
-            Event::Joined { member, .. } => Told::Joined(member.name.clone()),
-            Event::TurnedAway { reason } => Told::TurnedAway(reason.to_owned()),
-            Event::Lost { name, reason, .. } => Told::Lost(name.to_owned(), reason.to_owned()),
-            Event::Step { record, .. } => Told::Step(record.step),
+    fn event(&mut self, event: &Event) {
+        let told = match event.clone() {
+            Event::Joined { peer, .. } => Told::Joined(peer),
+            Event::TurnedAway { reason } => Told::TurnedAway(reason),
+            Event::Lost { peer, reason, .. } => Told::Lost(peer, reason),
+            Event::Step(metrics) => Told::Step(metrics.step),
             Event::Finished { .. } => Told::Finished,
             _ => return,
         };
         let _ = self.0.send(told);
+    }
+
+    fn invite(&mut self, ticket: &Ticket) {
+        let _ = self.0.send(Told::Ticket(ticket.clone()));
     }
 }
 

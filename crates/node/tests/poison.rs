@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
+use fusionllm_events::Event;
 use fusionllm_graph::{DType, HostTensor};
-use fusionllm_node::{BrokerOptions, Event, JoinOptions, NodeError, Observer, Peers, conduct, join};
+use fusionllm_node::{BrokerOptions, JoinOptions, NodeError, Observer, Peers, conduct, join};
 use fusionllm_transport::Ticket;
 use fusionllm_workspace::config::Job;
 use fusionllm_workspace::run_dir::Summary;
@@ -28,18 +29,24 @@ struct Reader {
 }
 
 impl Observer for Reader {
-    fn event(&mut self, event: Event<'_>) {
+    fn event(&mut self, event: &Event) {
         match event {
-            Event::Listening { ticket, .. } => self.tickets.send(ticket.clone()).unwrap(),
-            Event::Step { record, .. } if !record.applied => self.skipped.push(record.step),
-            Event::Poisoned { name, step, what, advice } => {
-                self.poisoned.push((step, format!("{name:?} {what}; {advice}")));
+            Event::Step(metrics) if metrics.skipped => self.skipped.push(metrics.step),
+            Event::Poisoned { peer, step, what, advice } => {
+                self.poisoned.push((*step, format!("{peer:?} {what}; {advice}")));
             }
-            Event::Skipping { skipped, of, .. } => self.skipping.push((skipped, of)),
-            Event::Lost { name, reason, .. } => self.lost.push(format!("{name}: {reason}")),
-            Event::Finished { summary } => self.summary = Some(summary.clone()),
+            Event::Skipping { skipped, of, .. } => self.skipping.push((*skipped, *of)),
+            Event::Lost { peer, reason, .. } => self.lost.push(format!("{peer}: {reason}")),
             _ => {}
         }
+    }
+
+    fn invite(&mut self, ticket: &Ticket) {
+        self.tickets.send(ticket.clone()).unwrap();
+    }
+
+    fn finished(&mut self, summary: &Summary) {
+        self.summary = Some(summary.clone());
     }
 }
 

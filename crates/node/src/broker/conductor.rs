@@ -3,7 +3,8 @@
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use fusionllm_data::Dataset;
+use fusionllm_data::{Data, Dataset};
+use fusionllm_events::Event;
 use fusionllm_graph::{Advice, Precision};
 use fusionllm_plan::Cluster;
 use fusionllm_program::Address;
@@ -21,7 +22,7 @@ use super::feeds::{Feeds, MicroBatches};
 use super::generation::{Generation, PeerInput};
 use super::links::Links;
 use super::local::Emulation;
-use super::observer::{Event, Observer};
+use super::observer::Observer;
 use super::origin::Origin;
 use super::planner::{PlannerThread, Proposal, Request};
 use super::records::{DiskNews, KeeperEvent, Store};
@@ -142,23 +143,25 @@ impl Conductor<'_> {
             }
             Incoming::Keeper(KeeperEvent::Committed(progress)) => {
                 self.store.committed(progress);
-                self.observer.event(Event::Saved { step: progress.step });
+                self.tell(Event::Saved { step: progress.step });
                 self.run.checkpoint_committed(progress, true, now)
             }
             Incoming::Keeper(KeeperEvent::Failed(progress, error)) => {
-                self.observer.event(Event::NotSaved { step: progress.step, error: &error });
+                let stop = self.current.as_ref().map_or(u64::MAX, |current| current.job.train.stop);
+                let (step, goes_on) = (progress.step, progress.step < stop);
+                self.tell(Event::NotSaved { step, reason: error.one_line(), goes_on });
                 self.store.not_saved(error);
                 self.run.checkpoint_committed(progress, false, now)
             }
             Incoming::LoadFailed(e) => return Err(e),
             Incoming::Note(text) => {
-                self.observer.event(Event::Note { text: &text });
+                self.tell(Event::note(text));
                 Vec::new()
             }
             Incoming::Child(reason) => self.child_ended(reason)?,
             Incoming::Interrupt(Stop::AtOnce) => return Err(NodeError::Stopped("interrupted twice".into())),
             Incoming::Interrupt(Stop::InGoodOrder) => {
-                self.observer.event(Event::Stopping);
+                self.tell(Event::Stopping);
                 self.run.interrupt(now)
             }
         })
@@ -200,7 +203,7 @@ impl Conductor<'_> {
                 actions
             }
             Err(reason) => {
-                self.observer.event(Event::TurnedAway { reason: &reason });
+                self.tell(Event::TurnedAway { reason: reason.clone() });
                 tokio::spawn(refuse(connection, lanes, reason));
                 Vec::new()
             }
@@ -212,7 +215,7 @@ impl Conductor<'_> {
         if !self.run.has_begun() {
             return Err(NodeError::Run(reason));
         }
-        self.observer.event(Event::Note { text: &reason });
+        self.tell(Event::note(reason.clone()));
         self.children = self.children.map(|count| count.saturating_sub(1));
         match self.children {
             Some(0) => Err(NodeError::Run(format!("no peer is left: {reason}"))),
@@ -237,7 +240,7 @@ impl Conductor<'_> {
             }
             step = applied.step;
         }
-        self.observer.event(Event::Codecs { step, lines: &lines });
+        self.tell(Event::Codecs { step, lines: lines.clone() });
         self.store.codecs(step, lines);
         Ok(())
     }
@@ -274,14 +277,14 @@ impl Conductor<'_> {
     fn report_loading(&mut self) {
         if let Some(current) = self.current.as_ref().filter(|_| !self.run.is_training()) {
             let (sent, total) = current.loading.progress();
-            self.observer.event(Event::Loading { sent, total });
+            self.observer.loading(sent, total);
         }
     }
 
     fn report_disk(&mut self) {
         match self.store.take_news() {
-            Some(DiskNews::Full(error)) => self.observer.event(Event::DiskFull { error: &error }),
-            Some(DiskNews::Written) => self.observer.event(Event::DiskWritten),
+            Some(DiskNews::Full(error)) => self.tell(Event::DiskFull { reason: error.one_line() }),
+            Some(DiskNews::Written) => self.tell(Event::DiskWritten),
             None => {}
         }
         if let Some(error) = self.store.take_unnoted() {
@@ -290,8 +293,14 @@ impl Conductor<'_> {
                  back to its last checkpoint",
                 error.one_line()
             );
-            self.observer.event(Event::Note { text: &text });
+            self.tell(Event::note(text));
         }
+    }
+
+    /// Tells whoever watches what happens, and the run's directory.
+    pub(super) fn tell(&mut self, event: Event) {
+        self.observer.event(&event);
+        self.store.tell(event);
     }
 
     /// Carries out the actions of the state machine. Returns the final progress once the run is over.
@@ -307,13 +316,14 @@ impl Conductor<'_> {
                     // The second report is `correct`, which not every model has.
                     let val_accuracy = means.get(1).copied().filter(|share| share.is_finite());
                     self.store.evaluated(step, val_loss, val_accuracy)?;
-                    self.observer.event(Event::Evaluated { step, val_loss, val_accuracy });
+                    let val_loss = Some(val_loss).filter(|loss| loss.is_finite());
+                    self.tell(Event::Evaluated { step, val_loss, val_accuracy });
                 }
                 Action::BeginCheckpoint(step) => {
                     if let Some(current) = &self.current {
                         let optimizer = current.job.train.optimizer.update_rule();
                         self.store.begin_checkpoint(step, &current.model, optimizer);
-                        self.observer.event(Event::Saving { step });
+                        self.tell(Event::Saving { step });
                     }
                 }
                 Action::AbandonCheckpoint(step) => self.store.abandon_checkpoint(step),
@@ -361,13 +371,30 @@ impl Conductor<'_> {
         let members = proposal.formation.members.iter().filter_map(|m| self.run.roster().get(*m));
         let precision = precision_note(planned.job.train.precision, members);
         let notes: Vec<String> = planned.notes.iter().cloned().chain(precision).collect();
-        self.observer.event(Event::Planned {
-            plan: &planned.plan,
-            notes: &notes,
+        let (plan, graph) = (&planned.plan, &planned.model.forward);
+        let parameters: usize = graph.parameters().map(|v| graph.ty(v).numel()).sum();
+        let counts = self.feeds.targets_per_step(&self.data, planned.job.train.batch);
+        let targets = match &planned.job.data {
+            _ if counts.is_none() => "samples",
+            Data::Text(_) => "tokens",
+            Data::Cifar10(_) => "images",
+            Data::Tensors(_) => "targets",
+        };
+        let event = Event::Planned {
+            model: graph.name.clone(),
+            parameters: parameters as u64,
+            operators: graph.nodes.len() as u64,
+            peers: plan.peers.clone(),
+            stages: plan.stages.len() as u64,
+            scheduler: plan.scheduler.clone(),
+            schedule: plan.schedule.name().to_owned(),
+            micro_batches: plan.micro_batches,
+            targets: targets.to_owned(),
+            notes,
             predicted_step_s: planned.predicted.as_ref().map(|p| p.step_s),
-            model: &planned.model,
-            data: &self.data,
-        });
+        };
+        self.tell(event);
+        self.observer.planned(&planned.model, &self.data);
         Ok(())
     }
 
@@ -379,9 +406,10 @@ impl Conductor<'_> {
         let targets_per_s = self.feeds.targets_per_step(&self.data, batch).map(per_s);
         let validated = !current.evaluation.is_empty()
             && (record.step.is_multiple_of(current.job.eval.every) || record.step == current.job.train.stop);
-        self.store.step(record, &current.plan, targets_per_s.unwrap_or(samples_per_s), validated)?;
+        let per_s = targets_per_s.unwrap_or(samples_per_s);
+        let metrics = self.store.step(record, &current.plan, per_s, validated)?;
         current.advisor.observe(record);
-        self.observer.event(Event::Step { record, samples_per_s, targets_per_s });
+        self.tell(Event::Step(Box::new(metrics)));
         Ok(())
     }
 
@@ -402,7 +430,8 @@ impl Conductor<'_> {
         let predicted_step_s = current.predicted.as_ref().map(|s| s.step_s);
         let (facts, copies_s) = (current.facts(), self.run.copies_s());
         let summary = self.store.summarise(&current.plan, &facts, predicted_step_s, progress, copies_s)?;
-        self.observer.event(Event::Finished { summary: &summary });
+        self.tell(Event::Finished { steps: summary.steps });
+        self.observer.finished(&summary);
         Ok(progress)
     }
 }

@@ -27,6 +27,7 @@ use course::Course;
 use entry::{Incoming, KnownKeys, Visitors, accept, admission, open_endpoint, renewed, write_tickets};
 use feeds::Feeds;
 use fusionllm_data::Dataset;
+use fusionllm_events::Event;
 use fusionllm_graph::Advice;
 use fusionllm_plan::Plan;
 use fusionllm_program::PASSES_IN_FLIGHT;
@@ -36,7 +37,7 @@ use fusionllm_workbench::model::models;
 use fusionllm_workspace::config::{Choice, Job, Network, Train};
 use links::{Links, call_back};
 use local::{Children, LocalPeers};
-pub use observer::{Event, Observer};
+pub use observer::Observer;
 pub use options::{BrokerOptions, Entry, LocalPeer, Peers};
 use origin::Origin;
 use planner::PlannerThread;
@@ -76,14 +77,20 @@ pub async fn conduct(
         check(checkpoint, &job, &data, model)?;
     }
     let feeds = Feeds::new(model, &data)?;
+    let mut early = Vec::new();
+    let mut note = |observer: &mut dyn Observer, text: String| {
+        let event = Event::note(text);
+        observer.event(&event);
+        early.push(event);
+    };
     if let Some(text) = model.doubt(job.train.batch) {
-        observer.event(Event::Note { text: &text });
+        note(observer, text);
     }
     let allowed = entry.allow.as_deref().map(allowed).transpose()?;
     let (origin, notes) = Origin::open(&job, model, resume.is_none())?;
-    notes.iter().for_each(|text| observer.event(Event::Note { text }));
+    notes.into_iter().for_each(|text| note(observer, text));
     let done = resume.as_ref().map_or(0, |checkpoint| checkpoint.state().step);
-    lowest_rate(&job.train, done).into_iter().for_each(|text| observer.event(Event::Note { text: &text }));
+    lowest_rate(&job.train, done).into_iter().for_each(|text| note(observer, text));
     let subject = joiners.then(|| Subject::new(&job, &data, model));
     if let (Some(left), Some(subject)) = (&left, &subject) {
         left.check(subject, &job.train)?;
@@ -105,7 +112,9 @@ pub async fn conduct(
     let options = EndpointOptions { listen, advertise, relay, pinned, ..EndpointOptions::new() };
     let result = match open_endpoint(options, &store, observer).await {
         Ok((endpoint, identity)) => {
-            observer.event(Event::Opened { directory: store.directory() });
+            let opened = Event::Opened { directory: store.directory().display().to_string() };
+            observer.event(&opened);
+            early.into_iter().chain([opened]).for_each(|event| store.tell(event));
             let of_run = (endpoint.clone(), identity);
             let origin = Arc::new(origin);
             let preparation = Preparation { job, data, under_way, feeds, origin, of_run, entry, allowed, left };
@@ -205,12 +214,16 @@ impl Preparation {
         };
 
         let known = KnownKeys::default();
-        if run.has_begun() {
-            observer.event(Event::Continued { ticket: &ticket, peers: run.awaited() });
-            call_back(&endpoint, run.roster());
-        } else {
-            observer.event(Event::Listening { ticket: &ticket, wanted });
-            store.persist(wanted, run.state())?;
+        observer.invite(&ticket);
+        let event = match run.has_begun() {
+            true => Event::Continued { peers: run.awaited() },
+            false => Event::Listening { wanted },
+        };
+        observer.event(&event);
+        store.tell(event);
+        match run.has_begun() {
+            true => call_back(&endpoint, run.roster()),
+            false => store.persist(wanted, run.state())?,
         }
         tokio::spawn(accept(endpoint, known.clone(), events.clone()));
         tokio::spawn({
@@ -249,7 +262,7 @@ impl Preparation {
         };
         let result = conductor.conduct(&mut incoming).await;
         for reason in conductor.emulation.take().map(|e| e.shortfalls()).unwrap_or_default() {
-            conductor.observer.event(Event::Note { text: &reason });
+            conductor.tell(Event::note(reason));
         }
         match &result {
             Ok(_) => children.finish().await,

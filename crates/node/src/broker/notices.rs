@@ -1,86 +1,84 @@
 //! Tells people, and the summary, what happens to a run's members.
 
+use fusionllm_events::{Event, IncidentSummary};
 use fusionllm_graph::units::counted;
 use fusionllm_protocol::{Incident, MemberId, Notice};
-use fusionllm_workspace::run_dir::IncidentSummary;
 
 use super::conductor::Conductor;
-use super::observer::Event;
 use crate::NodeError;
 
 impl Conductor<'_> {
     pub(super) fn notice(&mut self, notice: &Notice) -> Result<(), NodeError> {
         let roster = self.run.roster();
-        let name = |m: MemberId| roster.display_name(m);
-        match notice {
+        let name = |m: MemberId| roster.display_name(m).to_owned();
+        let event = match notice {
             Notice::Joined { member, present, wanted } => {
-                if let Some(member) = roster.get(*member) {
-                    let (present, wanted, spare) = (*present, *wanted, self.run.has_begun());
-                    self.observer.event(Event::Joined { member, present, wanted, spare });
+                let Some(member) = roster.get(*member) else { return Ok(()) };
+                Event::Joined {
+                    peer: member.name.clone(),
+                    backend: member.backend.clone(),
+                    device: member.device.clone(),
+                    present: *present,
+                    wanted: *wanted,
+                    spare: self.run.has_begun(),
                 }
             }
             Notice::Silent { member, seconds } => {
-                self.observer.event(Event::Silent { name: name(*member), seconds: *seconds });
+                let event = Event::Silent { peer: name(*member), seconds: *seconds };
                 self.links.look_after(*member, &self.events);
+                event
             }
-            Notice::Answers { member } => self.observer.event(Event::Answers { name: name(*member) }),
+            Notice::Answers { member } => Event::Answers { peer: name(*member) },
             Notice::Lost { member, reason, used, step } => {
                 // Without others, nobody takes over its share.
-                let used = *used && self.run.roster().present().next().is_some();
-                let event = Event::Lost { name: name(*member), reason, used, step: *step };
-                self.observer.event(event);
+                let used = *used && roster.present().next().is_some();
+                Event::Lost { peer: name(*member), reason: reason.clone(), used, step: *step }
             }
             Notice::LinkLost { from, to, reason } => {
-                self.observer.event(Event::LinkLost { from: name(*from), to: name(*to), reason });
+                Event::LinkLost { from: name(*from), to: name(*to), reason: reason.clone() }
             }
-            Notice::Measuring => self.observer.event(Event::Measuring),
+            Notice::Measuring => Event::Measuring,
             Notice::Waiting { reason } => {
                 if self.children.is_some() {
                     // No other joiner can come.
                     return Err(NodeError::Run(format!("those who are left cannot go on: {reason}")));
                 }
-                self.observer.event(Event::Waiting { reason });
+                Event::Waiting { reason: reason.clone() }
             }
-            Notice::Speed { member, times } => {
-                self.observer.event(Event::Speed { name: name(*member), times: *times });
-            }
+            Notice::Speed { member, times } => Event::Speed { peer: name(*member), times: *times },
             Notice::Poisoned { member, step, what, advice, micro_batch } => {
-                let name = member.map_or("the broker", name);
+                let peer = member.map_or_else(|| "the broker".to_owned(), name);
                 // Step 1 trains on the first batch.
                 let batch = self.current.as_ref().map_or(0, |current| current.job.train.batch);
                 let first = step.saturating_sub(1) * batch as u64;
                 let row = self.data.not_finite(first, batch);
                 let row = row.or_else(|| micro_batch.map(|m| self.samples(first, m)));
                 let what = format!("{what}{}", row.map(|row| format!(" ({row})")).unwrap_or_default());
-                self.observer.event(Event::Poisoned { name, step: *step, what: &what, advice });
-                let named = if member.is_some() { format!("{name:?}") } else { name.to_owned() };
+                let named = if member.is_some() { format!("{peer:?}") } else { peer.clone() };
                 self.store.poisoned(format!("{named} {what}"), advice);
+                Event::Poisoned { peer, step: *step, what, advice: (*advice).to_owned() }
             }
             Notice::Skipping { step, skipped, of, why } => {
-                let why = why.as_deref();
-                self.observer.event(Event::Skipping { step: *step, skipped: *skipped, of: *of, why });
+                Event::Skipping { step: *step, skipped: *skipped, of: *of, why: why.clone() }
             }
             Notice::Better { members, gain_s } => {
-                let names: Vec<&str> = members.iter().map(|m| name(*m)).collect();
-                self.observer.event(Event::Better { names: &names, gain_s: *gain_s });
+                Event::Better { peers: members.iter().map(|m| name(*m)).collect(), gain_s: *gain_s }
             }
             Notice::CheckpointLeftOut { step, under_way } => {
                 let others = counted(*under_way, "checkpoint");
                 let are = if *under_way == 1 { "is" } else { "are" };
-                let text = format!(
+                Event::note(format!(
                     "the checkpoint of step {step} is left out: {others} {are} still on the way to the disk, and \
                      training does not wait; a larger checkpoint.every leaves time for each"
-                );
-                self.observer.event(Event::Note { text: &text });
+                ))
             }
             Notice::Started { incidents, .. } => {
-                let incidents: Vec<_> = incidents.iter().map(|i| summary(i, name(i.member))).collect();
-                self.observer.event(Event::Started { incidents: &incidents });
-                for incident in incidents {
-                    self.store.incident(incident);
-                }
+                let incidents: Vec<_> = incidents.iter().map(|i| summary(i, &name(i.member))).collect();
+                incidents.iter().for_each(|incident| self.store.incident(incident.clone()));
+                Event::Started { incidents }
             }
-        }
+        };
+        self.tell(event);
         Ok(())
     }
 

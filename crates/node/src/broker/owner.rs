@@ -3,6 +3,7 @@
 use std::sync::PoisonError;
 use std::time::Duration;
 
+use fusionllm_events::Event;
 use fusionllm_graph::units::counted;
 use fusionllm_protocol::{
     Action, Answer, IncidentStatus, MAX_LISTED, Question, Request, RunStatus, TicketRole, VERSION, other_version,
@@ -11,7 +12,6 @@ use fusionllm_transport::{Connection, Lanes, PeerKey};
 
 use super::entry::{invite, part};
 use crate::broker::conductor::Conductor;
-use crate::broker::observer::Event;
 use crate::{NodeError, net};
 
 /// Sends the answer, and closes the connection once it is read.
@@ -60,7 +60,7 @@ impl Conductor<'_> {
                 }
             },
             Err(reason) => {
-                self.observer.event(Event::TurnedAway { reason: &reason });
+                self.tell(Event::TurnedAway { reason: reason.clone() });
                 Answer::Refused { reason }
             }
         };

@@ -8,6 +8,7 @@
 //!   ticket           what joiners need, while the run goes on
 //!   owner-ticket     what `status` and `kick` need, while the run goes on
 //!   metrics.jsonl    one line per step
+//!   events.jsonl     one line for whatever else happens
 //!   broker-key       who the broker is, so that tickets stay valid when it is started again
 //!   state            where the run stands, while it goes on with joiners
 //!   measured         their machines and links
@@ -24,8 +25,11 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use fusionllm_data::{DiskError, Tokenizer, write_atomic, write_private, write_private_atomic};
+use fusionllm_events::{StepMetrics, Timed};
 use fusionllm_graph::Advice;
-pub use records::{IncidentSummary, LinkSummary, PeerSummary, Spectrum, StepMetrics, Summary};
+pub use records::{LinkSummary, PeerSummary, Summary};
+
+use serde::Serialize;
 
 use crate::checkpoint::Checkpoints;
 
@@ -35,6 +39,8 @@ pub struct RunDir {
     path: PathBuf,
     /// The file `metrics.jsonl`, which is locked. Its position is the end of the file.
     metrics: File,
+    /// The file `events.jsonl`, at its end.
+    events: File,
     /// If the run is new: the directories that were made for it, the innermost first.
     made: Option<Vec<PathBuf>>,
 }
@@ -46,6 +52,7 @@ const PLAN: &str = "plan.json";
 const TICKET: &str = "ticket";
 const OWNER_TICKET: &str = "owner-ticket";
 const METRICS: &str = "metrics.jsonl";
+const EVENTS: &str = "events.jsonl";
 const SUMMARY: &str = "summary.json";
 const CHECKPOINTS: &str = "checkpoints";
 const IDENTITY: &str = "broker-key";
@@ -146,7 +153,7 @@ impl RunDir {
     /// is in them. What cannot be removed stays.
     pub fn discard(&self) {
         let Some(made) = &self.made else { return };
-        for name in [JOB, PLAN, TICKET, OWNER_TICKET, METRICS, IDENTITY, STATE, ATLAS] {
+        for name in [JOB, PLAN, TICKET, OWNER_TICKET, METRICS, EVENTS, IDENTITY, STATE, ATLAS] {
             let _ = fs::remove_file(self.path.join(name));
         }
         let _ = fs::remove_dir_all(self.path.join(TOKENIZER));
@@ -193,18 +200,23 @@ impl RunDir {
     }
 
     fn lock(path: PathBuf) -> Result<Self, RunDirError> {
+        let open = |name: &Path| {
+            let opened = OpenOptions::new().write(true).create(true).truncate(false).open(name);
+            opened.map_err(DiskError::at(name, "written"))
+        };
         let name = path.join(METRICS);
-        let opened = OpenOptions::new().write(true).create(true).truncate(false).open(&name);
-        let metrics = opened.map_err(DiskError::at(&name, "written"))?;
+        let metrics = open(&name)?;
         match metrics.try_lock() {
-            Ok(()) => Ok(Self { path, metrics, made: None }),
-            Err(TryLockError::WouldBlock) => Err(RunDirError::Busy { path }),
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(RunDirError::Busy { path }),
             // The file system has no locks.
-            Err(TryLockError::Error(e)) if e.kind() == io::ErrorKind::Unsupported => {
-                Ok(Self { path, metrics, made: None })
-            }
-            Err(TryLockError::Error(e)) => Err(DiskError::at(&name, "locked")(e).into()),
+            Err(TryLockError::Error(e)) if e.kind() == io::ErrorKind::Unsupported => {}
+            Err(TryLockError::Error(e)) => return Err(DiskError::at(&name, "locked")(e).into()),
         }
+        let name = path.join(EVENTS);
+        let mut events = open(&name)?;
+        events.seek(SeekFrom::End(0)).map_err(DiskError::at(&name, "written"))?;
+        Ok(Self { path, metrics, events, made: None })
     }
 
     /// The directory.
@@ -350,14 +362,16 @@ impl RunDir {
     ///
     /// The disk fails.
     pub fn record(&mut self, metrics: &StepMetrics) -> Result<(), DiskError> {
-        let line = serde_json::to_string(metrics).map_err(io::Error::from);
-        let written = self.metrics.stream_position().and_then(|end| {
-            self.metrics.write_all(format!("{}\n", line?).as_bytes()).inspect_err(|_| {
-                // The disk may have had room for a part of the line.
-                let _ = self.metrics.set_len(end).and_then(|()| self.metrics.seek(SeekFrom::Start(end)));
-            })
-        });
-        written.map_err(DiskError::at(&self.path.join(METRICS), "written"))
+        add_line(&mut self.metrics, metrics).map_err(DiskError::at(&self.path.join(METRICS), "written"))
+    }
+
+    /// Adds an event to `events.jsonl`. If that fails, the file is as before.
+    ///
+    /// # Errors
+    ///
+    /// The disk fails.
+    pub fn tell(&mut self, event: &Timed) -> Result<(), DiskError> {
+        add_line(&mut self.events, event).map_err(DiskError::at(&self.path.join(EVENTS), "written"))
     }
 
     /// Writes `summary.json`.
@@ -370,6 +384,16 @@ impl RunDir {
         let json = serde_json::to_vec_pretty(summary).map_err(|e| DiskError::at(&path, "written")(e.into()))?;
         write_atomic(&path, &json)
     }
+}
+
+/// Adds a line at the end of a file, or nothing.
+fn add_line(file: &mut File, content: &impl Serialize) -> io::Result<()> {
+    let line = format!("{}\n", serde_json::to_string(content)?);
+    let end = file.stream_position()?;
+    file.write_all(line.as_bytes()).inspect_err(|_| {
+        // The disk may have had room for a part of the line.
+        let _ = file.set_len(end).and_then(|()| file.seek(SeekFrom::Start(end)));
+    })
 }
 
 /// The time when the last step of a run was recorded.
@@ -386,6 +410,17 @@ pub fn read_metrics(run: &Path) -> Result<Vec<StepMetrics>, DiskError> {
     let path = run.join(METRICS);
     let text = fs::read_to_string(&path).map_err(DiskError::at(&path, "read"))?;
     Ok(text.lines().map_while(|line| serde_json::from_str(line).ok()).collect())
+}
+
+/// Reads the `events.jsonl` of a run; runs of earlier versions have none. Lines that are not whole, or of a later
+/// version, are left out.
+///
+/// # Errors
+///
+/// The file cannot be read.
+pub fn read_events(run: &Path) -> Result<Vec<Timed>, DiskError> {
+    let bytes = read(&run.join(EVENTS))?.unwrap_or_default();
+    Ok(bytes.split(|b| *b == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect())
 }
 
 /// The `summary.json` of a run, if it has one that this version understands.

@@ -1,3 +1,4 @@
+use fusionllm_events::Event;
 use fusionllm_graph::Advice;
 use insta::assert_snapshot;
 
@@ -41,7 +42,7 @@ fn a_run_writes_the_documented_files() {
 
     let mut names: Vec<_> = fs::read_dir(&path).unwrap().map(|e| e.unwrap().file_name()).collect();
     names.sort();
-    assert_eq!(names, ["job.toml", "metrics.jsonl", "plan.json", "summary.json"]);
+    assert_eq!(names, ["events.jsonl", "job.toml", "metrics.jsonl", "plan.json", "summary.json"]);
     assert_eq!(read_metrics(&path).unwrap()[1], measured);
     assert_snapshot!(fs::read_to_string(path.join("metrics.jsonl")).unwrap(), @r#"
     {"step":1,"loss":5.5,"step_s":0.25,"tokens_per_s":512.0,"bytes_sent":1024,"lr":0.0003,"grad_norm":1.5}
@@ -174,6 +175,27 @@ fn resuming_removes_later_steps() {
     assert_eq!(steps, [1, 2, 3]);
     assert!(!dir.path().join("summary.json").exists());
     assert_eq!(fs::read_dir(run.checkpoints()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_resumed_run_goes_on_with_its_events() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run");
+    let event = |step| Timed { time: step as f64, event: Event::Saved { step } };
+    let mut run = RunDir::create(Some(&path), "").unwrap();
+    assert_eq!(read_events(&path).unwrap(), []);
+    run.tell(&event(1)).unwrap();
+    drop(run);
+    let mut run = RunDir::resume(&path, 0).unwrap();
+    run.tell(&event(2)).unwrap();
+    assert_eq!(read_events(&path).unwrap(), [event(1), event(2)]);
+    // A line that is not whole, and an event of a later version.
+    let mut text = fs::read_to_string(path.join("events.jsonl")).unwrap();
+    text += "{\"time\":3.0,\"event\":\"teleported\"}\n{\"time\":4.0,\"ev";
+    fs::write(path.join("events.jsonl"), text).unwrap();
+    assert_eq!(read_events(&path).unwrap(), [event(1), event(2)]);
+    fs::remove_file(path.join("events.jsonl")).unwrap();
+    assert_eq!(read_events(&path).unwrap(), []);
 }
 
 #[test]

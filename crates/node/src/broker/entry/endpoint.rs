@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use fusionllm_events::Event;
 use fusionllm_transport::{Endpoint, EndpointOptions, NoRelay};
 
 use crate::NodeError;
-use crate::broker::observer::{Event, Observer};
+use crate::broker::observer::Observer;
 use crate::broker::records::{Identity, Store};
 
 /// The time that a broker waits for its relay before it prints the ticket.
@@ -37,7 +38,7 @@ async fn meet_relay(endpoint: &Endpoint, observer: &mut dyn Observer) -> Result<
     match endpoint.online(RELAY_TIMEOUT).await {
         Err(e @ NoRelay::Unreachable { .. }) if endpoint.addr().relay.is_some() => {
             let text = format!("{e}; only machines that reach this one directly can join until it is back");
-            observer.event(Event::Note { text: &text });
+            observer.event(&Event::note(text));
             Ok(())
         }
         result => Ok(result?),

@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
+use fusionllm_events::IncidentSummary;
 use fusionllm_graph::units::counted;
 use fusionllm_plan::{PeerLoad, Plan};
 use fusionllm_program::PeerId;
 use fusionllm_protocol::{PassReport, StepRecord, TrainingProgress};
-use fusionllm_workspace::run_dir::{IncidentSummary, LinkSummary, PeerSummary, Summary};
+use fusionllm_workspace::run_dir::{LinkSummary, PeerSummary, Summary};
 
 use crate::NodeError;
 

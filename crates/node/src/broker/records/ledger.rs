@@ -4,11 +4,12 @@ use std::collections::VecDeque;
 use std::io::ErrorKind;
 
 use fusionllm_data::DiskError;
-use fusionllm_workspace::run_dir::{RunDir, StepMetrics};
+use fusionllm_events::{StepMetrics, Timed};
+use fusionllm_workspace::run_dir::RunDir;
 
 use crate::NodeError;
 
-/// Most steps whose metrics wait for room on the disk. They take some 30 MB.
+/// Most lines that wait for room on the disk. They take some 30 MB.
 const MAX_WAITING: usize = 100_000;
 
 /// A change of the disk: full, or with room again.
@@ -24,6 +25,7 @@ pub(crate) enum DiskNews {
 pub(crate) struct Ledger {
     run: RunDir,
     lines: VecDeque<StepMetrics>,
+    events: VecDeque<Timed>,
     job: Option<String>,
     plan: Option<String>,
     full: bool,
@@ -32,7 +34,7 @@ pub(crate) struct Ledger {
 
 impl Ledger {
     pub(crate) fn new(run: RunDir) -> Self {
-        Self { run, lines: VecDeque::new(), job: None, plan: None, full: false, news: None }
+        Self { run, lines: VecDeque::new(), events: VecDeque::new(), job: None, plan: None, full: false, news: None }
     }
 
     pub(crate) fn run(&self) -> &RunDir {
@@ -44,6 +46,13 @@ impl Ledger {
         self.lines.push_back(metrics);
         let written = self.write();
         self.allow_full(written)
+    }
+
+    /// Adds an event. If that fails for another reason than a full disk, the next step reports it, since it fails too.
+    pub(crate) fn tell(&mut self, event: Timed) {
+        self.events.push_back(event);
+        let written = self.write();
+        let _ = self.allow_full(written);
     }
 
     /// Replaces the job.
@@ -85,6 +94,10 @@ impl Ledger {
             self.run.write_plan(plan)?;
             self.plan = None;
         }
+        while let Some(event) = self.events.front() {
+            self.run.tell(event)?;
+            self.events.pop_front();
+        }
         while let Some(metrics) = self.lines.front() {
             self.run.record(metrics)?;
             self.lines.pop_front();
@@ -96,7 +109,7 @@ impl Ledger {
         match written {
             Ok(()) if self.full => (self.full, self.news) = (false, Some(DiskNews::Written)),
             Ok(()) => {}
-            Err(e) if !is_full(&e) || self.lines.len() > MAX_WAITING => return Err(e.into()),
+            Err(e) if !is_full(&e) || self.lines.len() + self.events.len() > MAX_WAITING => return Err(e.into()),
             Err(_) if self.full => {}
             Err(e) => (self.full, self.news) = (true, Some(DiskNews::Full(e.into()))),
         }

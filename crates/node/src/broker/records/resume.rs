@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use fusionllm_data::Dataset;
+use fusionllm_events::IncidentSummary;
 use fusionllm_protocol::{Atlas, Past, RunState, VERSION, decode, encode};
 use fusionllm_transport::{Secret, SecretKey};
 use fusionllm_workbench::model::Model;
 use fusionllm_workspace::checkpoint::{Checkpoint, CheckpointError};
 use fusionllm_workspace::config::{Job, Train};
-use fusionllm_workspace::run_dir::{IncidentSummary, RunDir, last_record, read_metrics};
+use fusionllm_workspace::run_dir::{RunDir, last_record, read_metrics};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 

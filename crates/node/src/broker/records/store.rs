@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use fusionllm_data::{Data, Dataset};
+use fusionllm_events::{Event, IncidentSummary, Spectrum, StepMetrics, Timed};
 use fusionllm_plan::Plan;
 use fusionllm_program::Optimizer;
 use fusionllm_protocol::{Atlas, CodecSpectrum, RunState, StepRecord, TrainingProgress};
@@ -13,7 +14,7 @@ use fusionllm_workbench::model::Model;
 use fusionllm_workbench::model::export::published_config;
 use fusionllm_workspace::checkpoint::{Checkpoint, Checkpoints, Part, State};
 use fusionllm_workspace::config::Job;
-use fusionllm_workspace::run_dir::{IncidentSummary, RunDir, Spectrum, StepMetrics, Summary};
+use fusionllm_workspace::run_dir::{RunDir, Summary};
 
 use super::figures::{Figures, PeerFacts, finite};
 use super::keeper::{Inbox, Keeper, KeeperEvent, Saved, Seal};
@@ -374,14 +375,14 @@ impl Store {
         self.codecs.entry(step).or_default().extend(lines);
     }
 
-    /// Records a finished step. Its line waits for the validation if one follows.
+    /// Records a finished step, and returns its metrics. Their line waits for the validation if one follows.
     pub(crate) fn step(
         &mut self,
         record: &StepRecord,
         plan: &Plan,
         tokens_per_s: f64,
         validated: bool,
-    ) -> Result<(), NodeError> {
+    ) -> Result<StepMetrics, NodeError> {
         self.flush()?;
         let name = |p: usize| plan.peers.get(p).cloned().unwrap_or_default();
         let spectra = record.peers.iter().enumerate().flat_map(|(from, report)| {
@@ -408,8 +409,18 @@ impl Store {
             val_accuracy: None,
         };
         self.figures.step(record);
-        self.pending = Some(metrics);
-        if validated { Ok(()) } else { self.flush() }
+        self.pending = Some(metrics.clone());
+        if !validated {
+            self.flush()?;
+        }
+        Ok(metrics)
+    }
+
+    /// Notes an event, unless the metrics have it.
+    pub(crate) fn tell(&mut self, event: Event) {
+        if !event.is_metric() {
+            self.ledger.tell(Timed::now(event));
+        }
     }
 
     pub(crate) fn evaluated(&mut self, step: u64, val_loss: f64, val_accuracy: Option<f64>) -> Result<(), NodeError> {
