@@ -19,7 +19,7 @@ pub(crate) fn keep_freed_memory() {
 }
 
 /// Lets the allocator return freed memory at once. A peer whose memory is short calls this, because freed bytes must
-/// not add to those that it holds. New pages then take up to half of the time of a step, but even with a delay of 1 ms,
+/// not add to those that it holds, and so does a broker, which reads a whole model in pieces. New pages then take up to half of the time of a step, but even with a delay of 1 ms,
 /// resident memory was a quarter above the limit.
 pub(crate) fn return_freed_memory() {
     // SAFETY: as above.

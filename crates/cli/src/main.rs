@@ -31,8 +31,12 @@ use crate::args::{Arguments, BackendCommand, Command, GraphCommand};
 use crate::failure::Failure;
 
 fn main() -> ExitCode {
-    allocator::keep_freed_memory();
     let arguments = Arguments::parse();
+    match arguments.command {
+        // A broker computes nothing that needs the same memory again, and it may stand on a small machine.
+        Command::Train(_) | Command::Broker(_) => allocator::return_freed_memory(),
+        _ => allocator::keep_freed_memory(),
+    }
     // Messages tell users what they must know. Everything else is logged for those who ask.
     let level = std::env::var("RUST_LOG").unwrap_or_else(|_| "off".into());
     tracing_subscriber::fmt()

@@ -15,6 +15,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::output::complain;
 use crate::units::{bytes, count, counted, seconds};
 
+/// The most bytes of parameters that a broker reads back at the end of a run.
+const LARGEST_HELD: u64 = 128 << 20;
+
 /// Shows a run's events: a progress bar on a terminal, otherwise a line every few seconds.
 pub(crate) struct Progress {
     bar: ProgressBar,
@@ -49,6 +52,8 @@ pub(crate) struct History {
     pub(crate) took: f64,
     /// The beginning of the held-out text. The model continues it in the report.
     pub(crate) prompt: Option<String>,
+    /// Whether the model is too large for this machine to hold it for the report.
+    pub(crate) large: bool,
     /// The step at which the run stops.
     pub(crate) steps: u64,
     /// The length of the job.
@@ -167,7 +172,11 @@ impl Observer for Progress {
             Event::Lost { used: true, .. } => self.wait_for("planning again".to_owned()),
             Event::Waiting { .. } => self.wait_for("waiting for more machines".to_owned()),
             Event::Measuring => self.wait_for("measuring machines and links".to_owned()),
-            Event::Planned { targets, .. } => self.targets.clone_from(targets),
+            Event::Planned { targets, parameters, .. } => {
+                self.targets.clone_from(targets);
+                // The machine of a broker need not have room for the model that others train.
+                self.history.large = self.by_ticket && 4 * parameters > LARGEST_HELD;
+            }
             Event::Started { .. } => self.start(),
             Event::Step(metrics) => self.step(metrics),
             Event::Evaluated { step, val_loss, val_accuracy } => {

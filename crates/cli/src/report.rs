@@ -20,7 +20,7 @@ use crate::units::{bytes, seconds};
 pub(crate) fn report(history: &History, again: &Again) -> Result<(), Failure> {
     let Some(summary) = &history.summary else { return Ok(()) };
     print(&text(summary, history))?;
-    if let Some(prompt) = &history.prompt {
+    if let Some(prompt) = history.prompt.as_ref().filter(|_| !history.large) {
         sample(prompt, &history.directory)?;
     }
     let directory = history.directory.display();

@@ -77,6 +77,19 @@ impl Weights {
         }
     }
 
+    /// The name and the type under which the file has a tensor of floats, so that it can be read piece by piece
+    /// ([`Self::append`]). `None` if the file lacks it, or stores it in a type that no graph has.
+    ///
+    /// # Errors
+    ///
+    /// The stored tensor does not fit the model's.
+    pub fn stored_floats(&self, tensor: &StateTensor) -> Result<Option<(String, TensorType)>, WeightsError> {
+        let Some(name) = self.stored_names(tensor).next() else { return Ok(None) };
+        self.check_type(name, &tensor.ty)?;
+        let stored = self.type_of(name).filter(|stored| stored.dtype.is_float() && tensor.ty.dtype.is_float());
+        Ok(stored.map(|stored| (name.to_owned(), stored)))
+    }
+
     /// The names under which the file has a tensor.
     fn stored_names<'a>(&self, tensor: &'a StateTensor) -> impl Iterator<Item = &'a str> {
         let bare = tensor.names.iter().filter_map(|name| name.strip_prefix(BARE));

@@ -65,10 +65,11 @@ impl TensorFile {
         self.places.get(name).map(|(ty, _)| ty)
     }
 
-    /// Writes the bytes of an announced tensor; ignores any other.
-    pub fn write(&mut self, name: &str, bytes: &[u8]) -> Result<(), DiskError> {
+    /// Writes bytes of an announced tensor, from its byte `start` on; ignores any other.
+    pub fn write(&mut self, name: &str, start: usize, bytes: &[u8]) -> Result<(), DiskError> {
         let Some((_, offset)) = self.places.get(name) else { return Ok(()) };
-        let written = self.file.seek(SeekFrom::Start(*offset)).and_then(|_| self.file.write_all(bytes));
+        let place = SeekFrom::Start(*offset + start as u64);
+        let written = self.file.seek(place).and_then(|_| self.file.write_all(bytes));
         written.map_err(DiskError::at(&self.path, "written"))
     }
 
@@ -83,7 +84,7 @@ pub fn write_tensors<S: AsRef<str> + Ord>(path: &Path, tensors: &BTreeMap<S, Hos
     let types: Vec<_> = tensors.iter().map(|(name, t)| (name.as_ref().to_owned(), t.ty().clone())).collect();
     let mut contents = tensors.values().map(HostTensor::bytes);
     write_file(path, &types, |file| {
-        types.iter().zip(contents.by_ref()).try_for_each(|((name, _), bytes)| file.write(name, bytes))
+        types.iter().zip(contents.by_ref()).try_for_each(|((name, _), bytes)| file.write(name, 0, bytes))
     })
 }
 
@@ -99,7 +100,7 @@ pub fn write_each<E: From<DiskError>>(
     mut read: impl FnMut(&str, &TensorType) -> Result<HostTensor, E>,
 ) -> Result<(), E> {
     write_file(path, tensors, |file| {
-        tensors.iter().try_for_each(|(name, ty)| Ok(file.write(name, read(name, ty)?.bytes())?))
+        tensors.iter().try_for_each(|(name, ty)| Ok(file.write(name, 0, read(name, ty)?.bytes())?))
     })
 }
 

@@ -183,6 +183,11 @@ impl Weights {
         self.tensors.iter().filter_map(|(name, entry)| Some((name.as_str(), entry.ty()?)))
     }
 
+    /// The type of the tensor stored as `name`. `None` if it is missing or of an unsupported element type.
+    pub fn type_of(&self, name: &str) -> Option<TensorType> {
+        self.tensors.get(name)?.ty()
+    }
+
     /// The names of all tensors, sorted.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)

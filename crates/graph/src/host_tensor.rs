@@ -111,24 +111,25 @@ impl HostTensor {
     /// Every element converted to `f64`, with booleans as 0 and 1. It copies the elements, so it is for comparisons and
     /// small tensors.
     pub fn to_f64(&self) -> Vec<f64> {
-        fn each<const N: usize>(b: &[u8], f: impl Fn([u8; N]) -> f64) -> Vec<f64> {
-            b.chunks_exact(N)
-                .map(|c| {
-                    let mut a = [0u8; N];
-                    a.copy_from_slice(c);
-                    f(a)
-                })
-                .collect()
+        let mut all = Vec::with_capacity(self.ty.numel());
+        self.for_each(|x| all.push(x));
+        all
+    }
+
+    /// Gives every element as `f64`, with booleans as 0 and 1.
+    fn for_each(&self, mut take: impl FnMut(f64)) {
+        fn each<const N: usize>(b: &[u8], f: impl Fn([u8; N]) -> f64, take: &mut impl FnMut(f64)) {
+            b.as_chunks::<N>().0.iter().for_each(|chunk| take(f(*chunk)));
         }
-        let b = &self.data[..];
+        let (b, take) = (&self.data[..], &mut take);
         match self.ty.dtype {
-            DType::F64 => each(b, f64::from_le_bytes),
-            DType::F32 => each(b, |a| f32::from_le_bytes(a).into()),
-            DType::F16 => each(b, |a| half::f16::from_le_bytes(a).to_f64()),
-            DType::BF16 => each(b, |a| half::bf16::from_le_bytes(a).to_f64()),
-            DType::I64 => each(b, |a| i64::from_le_bytes(a) as f64),
-            DType::I32 => each(b, |a| i32::from_le_bytes(a).into()),
-            DType::Bool => each(b, |a: [u8; 1]| f64::from(a[0])),
+            DType::F64 => each(b, f64::from_le_bytes, take),
+            DType::F32 => each(b, |a| f32::from_le_bytes(a).into(), take),
+            DType::F16 => each(b, |a| half::f16::from_le_bytes(a).to_f64(), take),
+            DType::BF16 => each(b, |a| half::bf16::from_le_bytes(a).to_f64(), take),
+            DType::I64 => each(b, |a| i64::from_le_bytes(a) as f64, take),
+            DType::I32 => each(b, |a| i32::from_le_bytes(a).into(), take),
+            DType::Bool => each(b, |a: [u8; 1]| f64::from(a[0]), take),
         }
     }
 
@@ -139,23 +140,21 @@ impl HostTensor {
             return Ok(self.clone());
         }
         let ty = TensorType::new(dtype, self.ty.shape.clone());
-        let integers = match self.ty.dtype {
-            DType::I64 => self.to_i64(),
-            _ => None,
-        };
-        let v = self.to_f64();
-        let data: Vec<u8> = match dtype {
-            DType::F64 => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            DType::F32 => v.iter().flat_map(|x| (*x as f32).to_le_bytes()).collect(),
-            DType::F16 => v.iter().flat_map(|x| half::f16::from_f64(*x).to_le_bytes()).collect(),
-            DType::BF16 => v.iter().flat_map(|x| half::bf16::from_f64(*x).to_le_bytes()).collect(),
-            DType::I64 => v.iter().flat_map(|x| (*x as i64).to_le_bytes()).collect(),
-            DType::I32 => match integers {
-                Some(i) => i.iter().flat_map(|x| (*x as i32).to_le_bytes()).collect(),
-                None => v.iter().flat_map(|x| (*x as i32).to_le_bytes()).collect(),
+        let mut data = Vec::with_capacity(ty.bytes());
+        let mut add = |bytes: &[u8]| data.extend_from_slice(bytes);
+        match dtype {
+            DType::F64 => self.for_each(|x| add(&x.to_le_bytes())),
+            DType::F32 => self.for_each(|x| add(&(x as f32).to_le_bytes())),
+            DType::F16 => self.for_each(|x| add(&half::f16::from_f64(x).to_le_bytes())),
+            DType::BF16 => self.for_each(|x| add(&half::bf16::from_f64(x).to_le_bytes())),
+            DType::I64 => self.for_each(|x| add(&(x as i64).to_le_bytes())),
+            DType::I32 => match self.ty.dtype {
+                // Of a large integer, the lowest 32 bits remain.
+                DType::I64 => self.to_i64().iter().flatten().for_each(|i| add(&(*i as i32).to_le_bytes())),
+                _ => self.for_each(|x| add(&(x as i32).to_le_bytes())),
             },
-            DType::Bool => v.iter().map(|x| (*x != 0.0) as u8).collect(),
-        };
+            DType::Bool => self.for_each(|x| add(&[(x != 0.0) as u8])),
+        }
         Self::from_bytes(ty, data)
     }
 }

@@ -25,7 +25,7 @@ pub(crate) fn peer_hello(bytes: &[u8]) -> bool {
 
 pub(crate) fn bulk_header(bytes: &[u8]) -> bool {
     match decode(bytes) {
-        Ok(BulkHeader::Saved { ty, key, .. }) => {
+        Ok(BulkHeader::Saved { ty, key, start: _, step: _ }) => {
             let _ = (ty.numel(), ty.bytes(), key.to_string());
             ty.check().is_ok()
         }

@@ -136,10 +136,10 @@ fn messages_round_trip() {
     round_trip(TensorHeader { pass: 3, kind: PassKind::Eval, tensor, coded: false });
     for m in [
         BulkHeader::Assign,
-        BulkHeader::Load { generation: 2, key: TensorKey::slot("w", "exp_avg") },
+        BulkHeader::Load { generation: 2, key: TensorKey::slot("w", "exp_avg"), dtype: DType::F16 },
         BulkHeader::Copy,
         BulkHeader::NoCopy,
-        BulkHeader::Saved { step: 3, key: TensorKey::value("w"), ty: TensorType::new(DType::BF16, [3, 0]) },
+        BulkHeader::Saved { step: 3, key: TensorKey::value("w"), ty: TensorType::new(DType::BF16, [3, 0]), start: 2 },
         BulkHeader::SavedAll { step: 3 },
     ] {
         round_trip(m);
@@ -155,7 +155,7 @@ fn an_assignment_round_trips() {
 
 /// Postcard writes variants and numbers as variable-length integers. Another layout needs another version.
 #[test]
-fn the_layout_of_version_17() {
+fn the_layout_of_version_18() {
     let bytes = |m: &ToPeer| encode(m).unwrap();
     let run =
         ToPeer::Compute(ComputeCommand::Run { pass: 300, version: 7, kind: PassKind::Train, step: 2, inspect: true });
@@ -167,7 +167,9 @@ fn the_layout_of_version_17() {
         [1, 1, 0, 5, 1, 0]
     );
     assert_eq!(bytes(&ToPeer::Measure { programs: Vec::new() }), [2, 0]);
-    assert_eq!(VERSION, 17);
+    let load = BulkHeader::Load { generation: 2, key: TensorKey::value("w"), dtype: DType::F32 };
+    assert_eq!(encode(&load).unwrap(), [1, 2, 1, b'w', 0, 1]);
+    assert_eq!(VERSION, 18);
 }
 
 /// A joiner of another version reads why it is refused, although its hello has other fields.

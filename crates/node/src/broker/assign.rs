@@ -142,7 +142,8 @@ impl Conductor<'_> {
         let types = assignment.tensor_types();
         let from_broker = assignment.sources.iter().filter(|(_, source)| **source == Source::Broker);
         let keys: Vec<TensorKey> = from_broker.map(|(key, _)| key.clone()).collect();
-        loading.total += keys.iter().filter_map(|key| types.get(key)).map(|ty| ty.bytes() as u64).sum::<u64>();
+        let to_send = |key: &TensorKey| types.get(key).map_or(0, |ty| contents.bytes(key, ty) as u64);
+        loading.total += keys.iter().map(to_send).sum::<u64>();
         let load = Load {
             connection: link.connection.clone(),
             generation: assignment.generation,
@@ -185,19 +186,30 @@ impl Load {
             return;
         }
         for key in self.keys {
-            let (contents, wanted) = (self.contents.clone(), key.clone());
-            let tensor = tokio::task::spawn_blocking(move || contents.read(&wanted)).await;
-            let tensor = match tensor.map_err(|e| NodeError::State(e.to_string())).and_then(|t| t) {
-                Ok(tensor) => tensor,
-                Err(e) => return drop(events.send(Incoming::LoadFailed(e))),
-            };
-            let bytes = Bytes::from(tensor.into_bytes());
-            let length = bytes.len() as u64;
-            let header = BulkHeader::Load { generation: self.generation, key };
-            if net::send_bulk(&self.connection, &header, vec![bytes]).await.is_err() {
-                return;
+            let mut reading = None;
+            loop {
+                let (contents, wanted) = (self.contents.clone(), key.clone());
+                let next = move || {
+                    let mut reading = reading.map_or_else(|| contents.begin(&wanted), Ok)?;
+                    let piece = contents.next(&mut reading)?;
+                    Ok((reading, piece))
+                };
+                let next = tokio::task::spawn_blocking(next).await;
+                let (read, piece) = match next.map_err(|e| NodeError::State(e.to_string())).and_then(|next| next) {
+                    Ok(next) => next,
+                    Err(e) => return drop(events.send(Incoming::LoadFailed(e))),
+                };
+                let length = piece.len();
+                let header = BulkHeader::Load { generation: self.generation, key: key.clone(), dtype: read.ty.dtype };
+                if net::send_bulk(&self.connection, &header, vec![piece]).await.is_err() {
+                    return;
+                }
+                self.sent.fetch_add(length as u64, Relaxed);
+                if read.read == read.ty.bytes() {
+                    break;
+                }
+                reading = Some(read);
             }
-            self.sent.fetch_add(length, Relaxed);
         }
     }
 }

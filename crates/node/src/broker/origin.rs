@@ -3,17 +3,19 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use bytes::Bytes;
 use fusionllm_data::weights::Weights;
-use fusionllm_graph::{HostTensor, StateTensor, Value, ValueKind};
+use fusionllm_graph::{HostTensor, StateTensor, TensorType, Value, ValueKind};
 use fusionllm_program::TensorKey;
 use fusionllm_workbench::WorkbenchError;
 use fusionllm_workbench::model::imported::ImportedModel;
 use fusionllm_workbench::model::state::{compare, state};
 use fusionllm_workbench::model::{Model, open_imported};
-use fusionllm_workspace::checkpoint::{Checkpoint, Part};
+use fusionllm_workspace::checkpoint::{Checkpoint, Part, TensorReading};
 use fusionllm_workspace::config::{Family, Job};
 
 use crate::NodeError;
+use crate::net::PIECE_BYTES;
 
 /// The state that a new run starts from. What it lacks comes from the seed.
 pub(super) enum Origin {
@@ -83,20 +85,78 @@ impl Contents {
         }
     }
 
-    /// Reads a tensor from the model's constants, the checkpoint, the imported archive or the weights file.
-    pub(super) fn read(&self, key: &TensorKey) -> Result<HostTensor, NodeError> {
+    /// The bytes that are read of a tensor of type `ty`.
+    pub(super) fn bytes(&self, key: &TensorKey, ty: &TensorType) -> usize {
+        let stored = match (&*self.origin, &self.checkpoint) {
+            (Origin::Weights(weights, state), None) => state.get(&key.name).map(|tensor| weights.stored_floats(tensor)),
+            _ => None,
+        };
+        // What cannot be read is reported when it is read.
+        stored.and_then(Result::ok).flatten().map_or(ty.bytes(), |(_, stored)| stored.bytes())
+    }
+
+    /// Begins to read a tensor from the model's constants, the checkpoint, the imported archive or the weights file.
+    /// Floats of a file of weights come in the element type of the file.
+    pub(super) fn begin(&self, key: &TensorKey) -> Result<Reading, NodeError> {
         let name = key.name.as_str();
         if let Some(constant) = self.model.train.graph.constants.get(name) {
-            return Ok(constant.clone());
+            return Ok(Reading::whole(constant.clone()));
         }
         if let Some(checkpoint) = &self.checkpoint {
-            return Ok(match &key.slot {
-                None => checkpoint.read(Part::Model, name)?,
-                Some(slot) => checkpoint.read(Part::Optimizer, &format!("{name}.{slot}"))?,
-            });
+            let reading = match &key.slot {
+                None => checkpoint.begin_reading(Part::Model, name)?,
+                Some(slot) => checkpoint.begin_reading(Part::Optimizer, &format!("{name}.{slot}"))?,
+            };
+            return Ok(Reading { ty: reading.ty().clone(), read: 0, from: From::Checkpoint(Box::new(reading)) });
+        }
+        if let Origin::Weights(weights, state) = &*self.origin
+            && let Some(tensor) = state.get(name)
+            && let Some((stored, ty)) = weights.stored_floats(tensor).map_err(WorkbenchError::from)?
+        {
+            return Ok(Reading { ty, read: 0, from: From::Weights(stored) });
         }
         let value = self.model.forward.find(name).map(|v| self.model.forward.value(v));
         let tensor = value.map(|value| self.origin.read(value)).transpose()?.flatten();
-        tensor.ok_or_else(|| NodeError::State(format!("nothing says what {name:?} starts as")))
+        let tensor = tensor.ok_or_else(|| NodeError::State(format!("nothing says what {name:?} starts as")))?;
+        Ok(Reading::whole(tensor))
+    }
+
+    /// Reads the next piece of a tensor. It is empty at the end.
+    pub(super) fn next(&self, reading: &mut Reading) -> Result<Bytes, NodeError> {
+        let length = (reading.ty.bytes() - reading.read).min(PIECE_BYTES);
+        let piece = match (&mut reading.from, &self.checkpoint, &*self.origin) {
+            (From::Whole(bytes), ..) => bytes.split_to(length),
+            (From::Checkpoint(reading), Some(checkpoint), _) => checkpoint.read_piece(reading, length)?.into(),
+            (From::Weights(name), _, Origin::Weights(weights, _)) => {
+                let mut bytes = Vec::with_capacity(length);
+                weights.append(name, reading.read, length, &mut bytes).map_err(WorkbenchError::from)?;
+                bytes.into()
+            }
+            _ => return Err(NodeError::State("a tensor has no source any more".into())),
+        };
+        reading.read += piece.len();
+        Ok(piece)
+    }
+}
+
+/// A tensor that is read piece by piece.
+pub(super) struct Reading {
+    /// The type in which it is read.
+    pub(super) ty: TensorType,
+    /// Bytes that are read.
+    pub(super) read: usize,
+    from: From,
+}
+
+enum From {
+    Whole(Bytes),
+    Checkpoint(Box<TensorReading>),
+    /// The name in the file.
+    Weights(String),
+}
+
+impl Reading {
+    fn whole(tensor: HostTensor) -> Self {
+        Self { ty: tensor.ty().clone(), read: 0, from: From::Whole(tensor.into_bytes().into()) }
     }
 }

@@ -18,6 +18,9 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 use crate::NodeError;
 
+/// The most bytes of a tensor in one frame of the bulk lane. A broker holds no more of a tensor at once.
+pub(crate) const PIECE_BYTES: usize = 4 << 20;
+
 /// Longest text of another machine that is shown, in bytes.
 const MAX_TEXT_BYTES: usize = 512;
 

@@ -30,6 +30,8 @@ pub(super) struct Assigned {
 pub(super) struct Stream {
     pub(super) generation: u32,
     pub(super) types: BTreeMap<TensorKey, TensorType>,
+    /// The bytes that have come of tensors that are not whole.
+    pub(super) begun: BTreeMap<TensorKey, Vec<u8>>,
     /// A weak sender, so that the stream ends with the generation.
     pub(super) loading: mpsc::WeakSender<Loading>,
 }
@@ -49,7 +51,8 @@ impl Assigned {
         let streamed = assignment.tensor_types().into_iter().filter(|(k, _)| assignment.sources[k] == Source::Broker);
         let types = streamed.map(|(key, ty)| (key, ty.clone())).collect();
         let (loading, loads) = mpsc::channel(LOADING_QUEUE);
-        let stream = Stream { generation: assignment.generation, types, loading: loading.downgrade() };
+        let begun = BTreeMap::new();
+        let stream = Stream { generation: assignment.generation, types, begun, loading: loading.downgrade() };
         Ok((Self { assignment: Arc::new(assignment), addresses, loading, loads }, stream))
     }
 

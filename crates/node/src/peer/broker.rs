@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fusionllm_graph::{Advice, HostTensor};
+use fusionllm_graph::{Advice, HostTensor, TensorType};
 use fusionllm_program::PeerId;
 use fusionllm_protocol::{
     Assignment, BulkHeader, FromPeer, Hello, MAX_ASSIGNMENT_BYTES, ToPeer, VERSION, decode, encode,
@@ -192,17 +192,35 @@ async fn receive_assignments(lane: &mut Receiver, number: u64, shared: &Shared) 
                 };
                 shared.send(Event::Broker(number, event));
             }
-            BulkHeader::Load { generation, key } => {
+            BulkHeader::Load { generation, key, dtype } => {
                 let current = |s: &&mut Stream| s.generation == generation && s.loading.strong_count() > 0;
                 let Some(stream) = stream.as_mut().filter(current) else { continue };
-                let Some(ty) = stream.types.remove(&key) else {
+                let Some(ty) = stream.types.get(&key) else {
                     return Err(NodeError::Protocol(format!("the broker sent {key}, which this peer does not load")));
                 };
-                let mut bytes = vec![0; ty.bytes()];
+                // Its bytes are checked against the tensor's before anything is allocated.
+                let elements = frame.payload_len() / dtype.size() as u64;
+                let whole = elements * dtype.size() as u64 == frame.payload_len();
+                let alike = dtype == ty.dtype || (dtype.is_float() && ty.dtype.is_float());
+                let left = ty.numel() - stream.begun.get(&key).map_or(0, Vec::len) / ty.dtype.size();
+                if !whole || !alike || elements > left as u64 {
+                    let payload = frame.payload_len();
+                    let message =
+                        format!("the broker sent {payload} bytes of {dtype} for {key}, which lacks {left} of {ty}");
+                    return Err(NodeError::Protocol(message));
+                }
+                let mut bytes = vec![0; frame.payload_len() as usize];
                 frame.read_into_with(&mut bytes, || shared.progress.bump()).await?;
+                let piece = HostTensor::from_bytes(TensorType::new(dtype, [elements as usize]), bytes)?;
+                let content = stream.begun.entry(key.clone()).or_insert_with(|| Vec::with_capacity(ty.bytes()));
+                content.extend_from_slice(piece.cast(ty.dtype)?.bytes());
+                if content.len() < ty.bytes() {
+                    continue;
+                }
+                let (content, ty) = (stream.begun.remove(&key), stream.types.remove(&key));
                 // The generation may have been stopped meanwhile.
-                if let Some(loading) = stream.loading.upgrade() {
-                    let _ = loading.send(Loading::Tensor(key, HostTensor::from_bytes(ty, bytes)?)).await;
+                if let (Some(content), Some(ty), Some(loading)) = (content, ty, stream.loading.upgrade()) {
+                    let _ = loading.send(Loading::Tensor(key, HostTensor::from_bytes(ty, content)?)).await;
                 }
             }
             other => return Err(NodeError::Protocol(format!("the broker sent {other:?}"))),

@@ -320,6 +320,69 @@ async fn an_assignment_that_is_too_large_is_refused_and_the_peer_stays() {
     assert!(!peer.await.unwrap().unwrap().took_part, "it had no part");
 }
 
+/// The broker sends a tensor in pieces, in its file's element type, and gets it back in the tensor's own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tensor_comes_in_pieces() {
+    let broker = TestBroker::new().await;
+    let peers = [broker.join("a"), broker.join("b")];
+    let mut pair = [broker.welcome(0).await, broker.welcome(1).await];
+    let contacts: Vec<Contact> = pair.iter().map(Member::contact).collect();
+    let key = TensorKey::value("w0");
+    let source = |k: &TensorKey| if *k == key { Source::Broker } else { Source::Seed };
+    for (place, member) in pair.iter().enumerate() {
+        member.say(ToPeer::Contacts(contacts.clone())).await;
+        member.assign(&assignment(1, place, [&pair[0], &pair[1]], member, (0, 0), source)).await;
+    }
+    let numbers: Vec<f32> = (0..16).map(|i| i as f32).collect();
+    let piece = |range: std::ops::Range<usize>, dtype| {
+        let numbers = &numbers[range];
+        HostTensor::from_f32([numbers.len()], numbers).unwrap().cast(dtype).unwrap()
+    };
+    let load = |piece: HostTensor| {
+        let header = BulkHeader::Load { generation: 1, key: key.clone(), dtype: piece.dtype() };
+        (header, vec![piece.into_bytes().into()])
+    };
+    for piece in [piece(0..6, DType::BF16), piece(6..6, DType::F32), piece(6..16, DType::F16)] {
+        let (header, payload) = load(piece);
+        net::send_bulk(&pair[0].connection, &header, payload).await.unwrap();
+    }
+    for member in &mut pair {
+        assert_eq!(member.hear().await, FromPeer::Ready { generation: 1 });
+        member.say(ToPeer::Compute(ComputeCommand::Snapshot { step: 0, save: true })).await;
+        assert_eq!(member.hear().await, FromPeer::Kept { step: 0 });
+    }
+    let mut saved = Vec::new();
+    loop {
+        let frame = pair[0].lanes.bulk.next().await.unwrap().unwrap();
+        match fusionllm_protocol::decode(frame.header()).unwrap() {
+            BulkHeader::Saved { step: 0, key: of, start, .. } if of == key => {
+                assert_eq!(start, saved.len() as u64);
+                saved.extend_from_slice(&frame.read(64).await.unwrap());
+            }
+            BulkHeader::Saved { .. } => {}
+            BulkHeader::SavedAll { step: 0 } => break,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(saved, piece(0..16, DType::F32).into_bytes());
+
+    // More than there is room for, and integers for floats.
+    for (place, wrong) in [piece(0..16, DType::F32), piece(0..2, DType::I64)].into_iter().enumerate() {
+        let member = &pair[place];
+        member.say(ToPeer::Regroup { generation: 2 }).await;
+        member.assign(&assignment(2, place, [&pair[0], &pair[1]], member, (0, 0), |_| Source::Broker)).await;
+        let key = TensorKey::value(if place == 0 { "w0" } else { "w1" });
+        for piece in [piece(0..1, DType::F32), wrong] {
+            let header = BulkHeader::Load { generation: 2, key: key.clone(), dtype: piece.dtype() };
+            net::send_bulk(&member.connection, &header, vec![piece.into_bytes().into()]).await.unwrap();
+        }
+    }
+    for peer in peers {
+        let error = peer.await.unwrap().unwrap_err().to_string();
+        assert!(error.contains("which lacks 15 of f32[4, 4]"), "{error}");
+    }
+}
+
 /// A member without a copy says so, and the one that asked for it reports that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_missing_copy_is_reported() {

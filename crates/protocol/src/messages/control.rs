@@ -3,7 +3,7 @@ use std::fmt;
 use std::net::SocketAddr;
 
 use fusionllm_compress::Codec;
-use fusionllm_graph::{TensorType, ValueId};
+use fusionllm_graph::{DType, TensorType, ValueId};
 use fusionllm_plan::{Link, Measured, Rates};
 use fusionllm_program::{Address, PassKind, PeerId, Program, TensorKey, Verdict};
 use serde::de::DeserializeOwned;
@@ -13,7 +13,7 @@ use super::bounded::{Bounded, Left};
 use crate::{PassReport, Request};
 
 /// Version of the messages. Broker and joiner must have the same version.
-pub const VERSION: u32 = 17;
+pub const VERSION: u32 = 18;
 
 /// Largest first message of a connection, in bytes. Its sender is still a stranger.
 pub const MAX_HELLO_BYTES: u64 = 8 << 10;
@@ -375,19 +375,21 @@ pub struct TensorHeader {
 pub enum BulkHeader {
     /// Broker to peer: the payload is an [`Assignment`](crate::Assignment).
     Assign,
-    /// Broker to peer: the payload is a tensor whose source is the broker.
+    /// Broker to peer: the payload is the next piece of a tensor whose source is the broker.
     Load {
         /// The assignment's generation.
         generation: u32,
         /// The tensor.
         key: TensorKey,
+        /// The element type of the payload. Floats may come in another type than the tensor's.
+        dtype: DType,
     },
     /// Member to member: the payload is the next piece of the tensors that [`PeerHello::Fetch`] asked for. No piece
     /// spans two tensors.
     Copy,
     /// Member to member: the sender does not have the tensors that [`PeerHello::Fetch`] asked for.
     NoCopy,
-    /// Peer to broker: the payload is a tensor of a cut.
+    /// Peer to broker: the payload is a piece of a tensor of a cut.
     Saved {
         /// The cut.
         step: u64,
@@ -395,6 +397,8 @@ pub enum BulkHeader {
         key: TensorKey,
         /// Element type and shape.
         ty: TensorType,
+        /// The place of the payload's first byte.
+        start: u64,
     },
     /// Peer to broker: all tensors of the cut have been sent.
     SavedAll {

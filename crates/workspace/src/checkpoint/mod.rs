@@ -179,9 +179,31 @@ impl Manifest {
 }
 
 fn digest(tensor: &HostTensor) -> String {
+    begin_digest(tensor.ty()).update(tensor.bytes()).finalize().to_hex().to_string()
+}
+
+/// The digest of a tensor of this type, before its bytes.
+fn begin_digest(ty: &TensorType) -> blake3::Hasher {
     let mut hasher = blake3::Hasher::new();
-    hasher.update(tensor.ty().to_string().as_bytes()).update(&[0]).update(tensor.bytes());
-    hasher.finalize().to_hex().to_string()
+    hasher.update(ty.to_string().as_bytes()).update(&[0]);
+    hasher
+}
+
+/// A tensor of a checkpoint that is read piece by piece.
+#[derive(Debug)]
+pub struct TensorReading {
+    part: Part,
+    name: String,
+    ty: TensorType,
+    read: usize,
+    hasher: blake3::Hasher,
+}
+
+impl TensorReading {
+    /// The type of the tensor.
+    pub fn ty(&self) -> &TensorType {
+        &self.ty
+    }
 }
 
 /// The directory of a run's checkpoints.
@@ -419,6 +441,42 @@ impl Checkpoint {
             return Err(damaged(format!("`{name}` in {file} is not what was saved")));
         }
         Ok(tensor)
+    }
+
+    /// Begins to read a tensor piece by piece.
+    ///
+    /// # Errors
+    ///
+    /// It is missing.
+    pub fn begin_reading(&self, part: Part, name: &str) -> Result<TensorReading, CheckpointError> {
+        let other = || CheckpointError::OtherModel { path: self.path.clone(), message: format!("it has no `{name}`") };
+        let ty = self.weights(part).type_of(name).ok_or_else(other)?;
+        let hasher = begin_digest(&ty);
+        Ok(TensorReading { part, name: name.to_owned(), ty, read: 0, hasher })
+    }
+
+    /// Reads the next piece of a tensor, of at most so many bytes. It is empty at the end.
+    ///
+    /// # Errors
+    ///
+    /// The bytes of the tensor have changed since it was saved, which is known with its last piece. Or the disk fails.
+    pub fn read_piece(&self, reading: &mut TensorReading, most: usize) -> Result<Vec<u8>, CheckpointError> {
+        let damaged = |message: String| CheckpointError::Damaged { path: self.path.clone(), message };
+        let TensorReading { part, name, ty, read, hasher } = reading;
+        let mut bytes = Vec::new();
+        let read_now = self.weights(*part).append(name, *read, most.min(ty.bytes() - *read), &mut bytes);
+        read_now.map_err(|e| match e {
+            WeightsError::Disk(e) => e.into(),
+            other => damaged(other.to_string()),
+        })?;
+        hasher.update(&bytes);
+        *read += bytes.len();
+        if *read == ty.bytes()
+            && self.manifest.digests(*part).get(name) != Some(&hasher.finalize().to_hex().to_string())
+        {
+            return Err(damaged(format!("`{name}` in {} is not what was saved", part.file_name())));
+        }
+        Ok(bytes)
     }
 
     /// Reads a file from [`CheckpointWriter::put_extra`].

@@ -106,6 +106,69 @@ fn the_order_of_arrival_does_not_matter() {
 }
 
 #[test]
+fn a_tensor_is_written_and_read_in_pieces() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = fs::read(save(&dir, 3).join("model.safetensors")).unwrap();
+    let mut writer = begin(&dir, 3);
+    let mut open = tensors(3.0).to_vec();
+    // A piece of each tensor in turn.
+    for start in (0..).step_by(8) {
+        open.retain(|(.., tensor)| start == 0 || start < tensor.bytes().len());
+        for (part, name, tensor) in &open {
+            let piece = &tensor.bytes()[start..(start + 8).min(tensor.bytes().len())];
+            writer.put_piece(*part, name, tensor.ty(), start, piece).unwrap();
+        }
+        if open.is_empty() {
+            break;
+        }
+    }
+    let path = writer.commit(state(3)).unwrap();
+    assert_eq!(fs::read(path.join("model.safetensors")).unwrap(), whole);
+
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    for (part, name, tensor) in tensors(3.0) {
+        let mut reading = checkpoint.begin_reading(part, name).unwrap();
+        assert_eq!(reading.ty(), tensor.ty());
+        let mut read = Vec::new();
+        while read.len() < tensor.bytes().len() {
+            read.extend(checkpoint.read_piece(&mut reading, 5).unwrap());
+        }
+        assert_eq!(read, tensor.bytes());
+        assert!(checkpoint.read_piece(&mut reading, 5).unwrap().is_empty());
+    }
+    // A changed byte is found with the last piece.
+    let [(part, name, tensor), ..] = tensors(3.0);
+    let file = path.join("model.safetensors");
+    let at = whole.windows(tensor.bytes().len()).position(|bytes| bytes == tensor.bytes()).unwrap();
+    let mut damaged = whole;
+    damaged[at] ^= 1;
+    fs::write(&file, damaged).unwrap();
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    let mut reading = checkpoint.begin_reading(part, name).unwrap();
+    let last = tensor.bytes().len() - 1;
+    checkpoint.read_piece(&mut reading, last).unwrap();
+    assert!(checkpoint.read_piece(&mut reading, 1).is_err());
+}
+
+#[test]
+fn pieces_that_do_not_follow_each_other_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let tensor = floats(&[3], 0.0);
+    let (ty, bytes) = (tensor.ty(), tensor.bytes());
+    let put = |pieces: &[(usize, usize)]| {
+        let mut writer = begin(&dir, 1);
+        let put = |(start, end): &(usize, usize)| writer.put_piece(Part::Model, "ln.bias", ty, *start, &bytes[..*end]);
+        hide(&dir, pieces.iter().try_for_each(put).unwrap_err())
+    };
+    assert_snapshot!(put(&[(4, 4)]), @"checkpoint of step 1: bytes 4 to 8 of `ln.bias` came after 0");
+    assert_snapshot!(put(&[(0, 4), (0, 4)]), @"checkpoint of step 1: bytes 0 to 4 of `ln.bias` came after 4");
+    assert_snapshot!(put(&[(0, 8), (8, 8)]), @"checkpoint of step 1: bytes 8 to 16 of `ln.bias` came after 8");
+    let mut writer = begin(&dir, 1);
+    writer.put_piece(Part::Model, "ln.bias", ty, 0, &bytes[..4]).unwrap();
+    assert_snapshot!(hide(&dir, writer.commit(state(1)).unwrap_err()), @"checkpoint of step 1: 3 tensors did not come, the first is `ln.bias`");
+}
+
+#[test]
 fn tensors_that_were_not_announced_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let mut writer = begin(&dir, 1);

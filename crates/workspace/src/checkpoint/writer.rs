@@ -9,11 +9,11 @@ use fusionllm_data::{DiskError, TensorFile, sync_directory};
 use fusionllm_graph::units::counted;
 use fusionllm_graph::{HostTensor, TensorType};
 
-use super::{CheckpointError, FORMAT, MANIFEST, Manifest, Part, State, VERSION, digest, remove};
+use super::{CheckpointError, FORMAT, MANIFEST, Manifest, Part, State, VERSION, begin_digest, remove};
 
 /// A checkpoint that is being written. If it is dropped before [`Self::commit`], it removes its files.
 ///
-/// Each tensor goes to its final place in its file at once, so memory holds one tensor at a time.
+/// Each piece of a tensor goes to its final place in its file at once, so memory holds one piece at a time.
 #[derive(Debug)]
 pub struct CheckpointWriter {
     /// The final directory.
@@ -22,10 +22,20 @@ pub struct CheckpointWriter {
     partial: Option<PathBuf>,
     files: [TensorFile; 2],
     step: u64,
+    /// By file: the tensors of which a part is written.
+    open: [BTreeMap<String, OpenTensor>; 2],
     /// Digests of the tensors and files written so far.
     model: BTreeMap<String, String>,
     optimizer: BTreeMap<String, String>,
     extra: BTreeMap<String, String>,
+}
+
+/// A tensor of which a part is written.
+#[derive(Debug)]
+struct OpenTensor {
+    /// Bytes.
+    written: usize,
+    hasher: blake3::Hasher,
 }
 
 impl CheckpointWriter {
@@ -53,8 +63,8 @@ impl CheckpointWriter {
         let files = files.inspect_err(|_| {
             let _ = remove(&partial);
         })?;
-        let (model, optimizer, extra) = Default::default();
-        Ok(Self { target, partial: Some(partial), files, step, model, optimizer, extra })
+        let (open, model, optimizer, extra) = Default::default();
+        Ok(Self { target, partial: Some(partial), files, step, open, model, optimizer, extra })
     }
 
     fn digests(&mut self, part: Part) -> &mut BTreeMap<String, String> {
@@ -70,19 +80,48 @@ impl CheckpointWriter {
     ///
     /// The tensor was not announced, differs from its announcement, or was written before. Or the disk fails.
     pub fn put(&mut self, part: Part, name: &str, tensor: &HostTensor) -> Result<(), CheckpointError> {
+        self.put_piece(part, name, tensor.ty(), 0, tensor.bytes())
+    }
+
+    /// Writes a piece of a tensor that was announced. The pieces of a tensor come in their order, and the first one may
+    /// be all of it. `start` is the place of the piece's first byte.
+    ///
+    /// # Errors
+    ///
+    /// The tensor was not announced, or differs from its announcement. The piece does not follow the one before. Or the
+    /// disk fails.
+    pub fn put_piece(
+        &mut self,
+        part: Part,
+        name: &str,
+        ty: &TensorType,
+        start: usize,
+        bytes: &[u8],
+    ) -> Result<(), CheckpointError> {
         let came = self.digests(part).contains_key(name);
-        let file = &mut self.files[part as usize];
-        let fault = match file.ty(name) {
+        let open = self.open[part as usize].remove(name);
+        let written = open.as_ref().map_or(0, |open| open.written);
+        let fault = match self.files[part as usize].ty(name) {
             None => Some(format!("nobody asked for `{name}`")),
-            Some(ty) if ty != tensor.ty() => Some(format!("`{name}` came as {}, not {ty}", tensor.ty())),
+            Some(announced) if announced != ty => Some(format!("`{name}` came as {ty}, not {announced}")),
             Some(_) if came => Some(format!("`{name}` came twice")),
+            Some(_) if start != written || bytes.len() > ty.bytes() - written => {
+                Some(format!("bytes {start} to {} of `{name}` came after {written}", start.saturating_add(bytes.len())))
+            }
             Some(_) => None,
         };
         if let Some(message) = fault {
             return Err(self.unexpected(message));
         }
-        file.write(name, tensor.bytes())?;
-        self.digests(part).insert(name.to_owned(), digest(tensor));
+        self.files[part as usize].write(name, start, bytes)?;
+        let mut open = open.unwrap_or_else(|| OpenTensor { written: 0, hasher: begin_digest(ty) });
+        open.hasher.update(bytes);
+        open.written += bytes.len();
+        if open.written < ty.bytes() {
+            self.open[part as usize].insert(name.to_owned(), open);
+        } else {
+            self.digests(part).insert(name.to_owned(), open.hasher.finalize().to_hex().to_string());
+        }
         Ok(())
     }
 

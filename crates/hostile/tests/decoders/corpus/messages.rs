@@ -112,10 +112,10 @@ pub(super) fn peer_hello() -> Vec<Vec<u8>> {
 pub(super) fn bulk_header() -> Vec<Vec<u8>> {
     all([
         BulkHeader::Assign,
-        BulkHeader::Load { generation: 2, key: TensorKey::slot("w", "exp_avg") },
+        BulkHeader::Load { generation: 2, key: TensorKey::slot("w", "exp_avg"), dtype: DType::BF16 },
         BulkHeader::Copy,
         BulkHeader::NoCopy,
-        BulkHeader::Saved { step: 3, key: TensorKey::value("w"), ty: TensorType::new(DType::BF16, [3, 4]) },
+        BulkHeader::Saved { step: 3, key: TensorKey::value("w"), ty: TensorType::new(DType::BF16, [3, 4]), start: 2 },
         BulkHeader::SavedAll { step: 3 },
     ])
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
-use fusionllm_graph::{Advice, HostTensor, TensorType};
+use fusionllm_graph::{Advice, TensorType};
 use fusionllm_program::TensorKey;
 use fusionllm_protocol::{
     BulkHeader, FromPeer, Hello, MAX_HELLO_BYTES, MemberId, PeerHello, Request, VERSION, decode, hello_version,
@@ -16,7 +16,7 @@ use tokio::sync::{Semaphore, mpsc};
 use super::farewell::refuse;
 use crate::broker::codec_updates::NewCodecs;
 use crate::broker::planner::Proposal;
-use crate::broker::records::{Inbox, KeeperEvent, SavedTensor};
+use crate::broker::records::{Inbox, KeeperEvent, SavedPiece};
 use crate::machine::interrupts::Stop;
 use crate::net::probe::answer_probes;
 use crate::{NodeError, net};
@@ -142,15 +142,14 @@ pub(crate) async fn receive_bulk(
     let result: Result<(), NodeError> = async {
         while let Some(frame) = lane.next().await? {
             match decode(frame.header()).map_err(NodeError::Protocol)? {
-                BulkHeader::Saved { step, key, ty } => {
+                BulkHeader::Saved { step, key, ty, start } => {
                     let expected = share.lock().unwrap_or_else(PoisonError::into_inner).get(&key) == Some(&ty);
                     if !expected {
                         continue;
                     }
-                    let mut bytes = vec![0; ty.bytes()];
-                    frame.read_into(&mut bytes).await?;
-                    let tensor = HostTensor::from_bytes(ty, bytes)?;
-                    keeper.put(SavedTensor { step, key, tensor }).await;
+                    let place = keeper.place().await;
+                    let bytes = frame.read(net::PIECE_BYTES as u64).await?;
+                    keeper.put(SavedPiece { step, key, ty, start, bytes }, place);
                 }
                 BulkHeader::SavedAll { step } => drop(events.send(Incoming::SavedAll(from, step))),
                 other => return Err(NodeError::Protocol(format!("a peer cannot send {other:?}"))),

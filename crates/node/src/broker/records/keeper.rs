@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use bytes::Bytes;
 use fusionllm_graph::{HostTensor, TensorType};
 use fusionllm_program::TensorKey;
 use fusionllm_protocol::TrainingProgress;
@@ -12,8 +13,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::NodeError;
 
-/// The most tensors that wait for the disk. More of them stay on the network.
-const MAX_WAITING_TENSORS: usize = 4;
+/// The most pieces of tensors that are read or wait for the disk. More of them stay on the network.
+const MAX_WAITING_PIECES: usize = 8;
 
 /// A report of the thread.
 pub(crate) enum KeeperEvent {
@@ -23,12 +24,19 @@ pub(crate) enum KeeperEvent {
     Failed(TrainingProgress, NodeError),
 }
 
-/// A tensor of a peer's snapshot.
-pub(crate) struct SavedTensor {
+/// A piece of a tensor of a peer's snapshot.
+pub(crate) struct SavedPiece {
     pub(crate) step: u64,
     pub(crate) key: TensorKey,
-    pub(crate) tensor: HostTensor,
+    /// The type of the whole tensor.
+    pub(crate) ty: TensorType,
+    /// The place of the first byte in it.
+    pub(crate) start: u64,
+    pub(crate) bytes: Bytes,
 }
+
+/// A place for a piece.
+pub(crate) struct Place(Option<OwnedSemaphorePermit>);
 
 /// The data that complete a checkpoint once all its tensors have come.
 pub(crate) struct Seal {
@@ -51,7 +59,7 @@ pub(crate) struct Saved {
 
 enum Command {
     Begin { step: u64, tensors: Saved },
-    Put(SavedTensor, OwnedSemaphorePermit),
+    Put(SavedPiece, Place),
     Commit(Seal),
     Abandon(u64),
     Stop,
@@ -71,12 +79,16 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    /// Hands over a tensor once fewer than [`MAX_WAITING_TENSORS`] wait.
-    pub(crate) async fn put(&self, tensor: SavedTensor) {
-        // The semaphore is never closed, and the thread outlives the run.
-        if let Ok(permit) = self.free_places.clone().acquire_owned().await {
-            let _ = self.commands.send(Command::Put(tensor, permit));
-        }
+    /// Waits until fewer than [`MAX_WAITING_PIECES`] wait.
+    pub(crate) async fn place(&self) -> Place {
+        // The semaphore is never closed.
+        Place(self.free_places.clone().acquire_owned().await.ok())
+    }
+
+    /// Hands over a piece.
+    pub(crate) fn put(&self, piece: SavedPiece, place: Place) {
+        // The thread outlives the run.
+        let _ = self.commands.send(Command::Put(piece, place));
     }
 }
 
@@ -97,7 +109,7 @@ impl Keeper {
         };
         let thread = std::thread::Builder::new().name("checkpoints".into()).spawn(work);
         let thread = thread.map_err(|e| NodeError::State(format!("no thread for checkpoints: {e}")))?;
-        let inbox = Inbox { commands, free_places: Arc::new(Semaphore::new(MAX_WAITING_TENSORS)) };
+        let inbox = Inbox { commands, free_places: Arc::new(Semaphore::new(MAX_WAITING_PIECES)) };
         Ok(Self { inbox, thread: Some(thread) })
     }
 
@@ -150,14 +162,16 @@ impl CheckpointThread {
                 self.writing.insert(step, writer.map_err(NodeError::from));
                 None
             }
-            Command::Put(SavedTensor { step, key, tensor }, _place) => {
+            Command::Put(SavedPiece { step, key, ty, start, bytes }, Place(_waits)) => {
                 // A peer may still send tensors of a checkpoint that was abandoned.
                 let writing = self.writing.get_mut(&step)?;
                 let writer = writing.as_mut().ok()?;
-                let result = match key.slot {
-                    None => writer.put(Part::Model, &key.name, &tensor),
-                    Some(slot) => writer.put(Part::Optimizer, &format!("{}.{slot}", key.name), &tensor),
+                let (part, name) = match &key.slot {
+                    None => (Part::Model, key.name.clone()),
+                    Some(slot) => (Part::Optimizer, format!("{}.{slot}", key.name)),
                 };
+                let start = usize::try_from(start).unwrap_or(usize::MAX);
+                let result = writer.put_piece(part, &name, &ty, start, &bytes);
                 if let Err(e) = result {
                     *writing = Err(e.into());
                 }

@@ -7,7 +7,7 @@ mod resume;
 mod store;
 
 pub(crate) use figures::PeerFacts;
-pub(crate) use keeper::{Inbox, KeeperEvent, SavedTensor};
+pub(crate) use keeper::{Inbox, KeeperEvent, SavedPiece};
 pub(crate) use ledger::DiskNews;
 pub use resume::Resume;
 pub(crate) use resume::{Identity, Left, Subject, read_atlas};

@@ -59,11 +59,22 @@ pub(crate) async fn save(
     for (key, kept) in tensors {
         let read = tokio::task::spawn_blocking(move || kept.read()).await;
         let tensor = read.map_err(|e| NodeError::State(e.to_string()))??;
-        let header = BulkHeader::Saved { step, key, ty: tensor.ty().clone() };
-        if net::send_bulk(&broker, &header, vec![Bytes::from(tensor.into_bytes())]).await.is_err() {
-            return Ok(());
+        let ty = tensor.ty().clone();
+        let mut rest = Bytes::from(tensor.into_bytes());
+        let mut start = 0;
+        // A tensor without elements has one piece, too.
+        loop {
+            let piece = rest.split_to(rest.len().min(net::PIECE_BYTES));
+            let header = BulkHeader::Saved { step, key: key.clone(), ty: ty.clone(), start };
+            start += piece.len() as u64;
+            if net::send_bulk(&broker, &header, vec![piece]).await.is_err() {
+                return Ok(());
+            }
+            progress.bump();
+            if rest.is_empty() {
+                break;
+            }
         }
-        progress.bump();
     }
     let _ = net::send_bulk(&broker, &BulkHeader::SavedAll { step }, Vec::new()).await;
     Ok(())
