@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use fusionllm_backend::{Backend, BackendError, Prepared, Segment, Tensor};
+use fusionllm_backend::{Backend, Prepared, Segment, Tensor};
 use fusionllm_graph::{DType, HostTensor, TensorType, ValueId};
 use fusionllm_models::Decoder;
 
@@ -13,7 +13,7 @@ use crate::WorkbenchError;
 /// The tokens that are read at once. More take more memory for their scores.
 const CHUNK: usize = 256;
 
-/// The least number of tokens that there is room for. The room doubles when it is full, and the text is read again.
+/// The least number of tokens that there is room for. The room doubles when it is full.
 const LEAST_ROOM: usize = 64;
 
 /// A decoder's memory of one text.
@@ -89,16 +89,24 @@ impl Continuation {
         Ok(logits)
     }
 
-    /// Forgets the text, and makes room for another length.
+    /// Makes room for more tokens, and keeps the keys and values of those that are known.
     fn make_room(&mut self, capacity: usize) -> Result<(), WorkbenchError> {
         let attention = &self.decoder.attention;
         let ty = TensorType::new(DType::F32, [1, attention.key_value_heads, capacity, attention.head_dim]);
-        let empty = HostTensor::from_bytes(ty.clone(), vec![0; ty.bytes()])?;
+        let row = attention.head_dim * DType::F32.size();
+        let mut known = std::mem::take(&mut self.caches).into_iter();
         // Each is a tensor of its own, so that it can be written in place.
-        let caches = (0..2 * self.decoder.layers.len()).map(|_| self.backend.upload(&empty));
-        self.caches = caches.collect::<Result<_, BackendError>>()?;
+        let caches = (0..2 * self.decoder.layers.len()).map(|_| {
+            let mut bytes = vec![0; ty.bytes()];
+            if let Some(known) = known.next().filter(|_| !self.text.is_empty()) {
+                let known = self.backend.download(&known)?;
+                let heads = bytes.chunks_mut(capacity * row).zip(known.bytes().chunks(self.capacity * row));
+                heads.for_each(|(new, old)| new[..old.len()].copy_from_slice(old));
+            }
+            Ok(self.backend.upload(&HostTensor::from_bytes(ty.clone(), bytes)?)?)
+        });
+        self.caches = caches.collect::<Result<_, WorkbenchError>>()?;
         (self.capacity, self.next) = (capacity, None);
-        self.text.clear();
         Ok(())
     }
 

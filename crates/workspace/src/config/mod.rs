@@ -91,20 +91,29 @@ impl Job {
     }
 
     /// The job that runs when none is named: a byte-level GPT-2 of 0.8 million parameters, trained on the sample
-    /// text. If the overrides name a Hugging Face folder, its model is trained instead, with smaller steps. Relative
-    /// paths in `overrides` start at the working directory.
+    /// text. If the overrides name a Hugging Face folder, its model is trained instead, with smaller steps. They may name
+    /// another network as well. Relative paths in `overrides` start at the working directory.
     ///
     /// # Errors
     ///
     /// An override is wrong.
     pub fn quick_start(overrides: &[String]) -> Result<Self, JobError> {
         let name = "the quick start's job";
-        // An override, so that one of the user's is the length of the job.
-        let is_folder = |setting: &String| setting.split('=').next().is_some_and(|key| key.trim() == "model.path");
-        let text = match overrides.iter().any(is_folder) {
-            true => include_str!("quick_folder.toml"),
-            false => include_str!("quick_start.toml"),
+        let names = |wanted: &str| {
+            overrides
+                .iter()
+                .filter_map(|setting| setting.split_once('='))
+                .any(|(key, value)| key.trim() == wanted && value.trim().trim_matches(['"', '\'']) != "gpt2")
         };
+        let text = if names("model.path") {
+            include_str!("quick_folder.toml")
+        } else if ["model.family", "model.config", "model.file"].into_iter().any(names) {
+            // The settings of the GPT-2 are those of no other network.
+            include_str!("quick_start.toml")
+        } else {
+            concat!(include_str!("quick_model.toml"), include_str!("quick_start.toml"))
+        };
+        // An override, so that one of the user's is the length of the job.
         let overrides = [&["train.steps=400".to_owned()], overrides].concat();
         Self::parse(name, text, Path::new("."), &overrides)
     }

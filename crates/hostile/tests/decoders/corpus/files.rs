@@ -25,7 +25,11 @@ pub(super) fn texts(name: &str) -> Vec<Vec<u8>> {
         "identity" => vec![format!("fusionllm-identity-1 {}\n", key.full())],
         "allowed-keys" => vec![format!("# friends\n\n{}  # me\n{0}\n", key.public().full())],
         "manifest" => vec![MANIFEST.into()],
-        "job" => vec![JOB.into(), include_str!("../../../../workspace/src/config/quick_start.toml").into()],
+        "job" => vec![
+            JOB.into(),
+            include_str!("../../../../workspace/src/config/quick_model.toml").into(),
+            include_str!("../../../../workspace/src/config/quick_start.toml").into(),
+        ],
         "testbed" => vec![
             TESTBED.into(),
             include_str!("../../../../../examples/three-homes/testbed.toml").into(),

@@ -310,7 +310,7 @@ proptest::proptest! {
         put in "[\\[\\]{}=\"'.,#a-z0-9_\\- \n\u{e4}]{0,8}",
         setting in "[a-z.]{0,8}(=[\\[\\]{}=\"'.,a-z0-9_\\-]{0,8})?",
     ) {
-        let sound = include_str!("../quick_start.toml");
+        let sound = concat!(include_str!("../quick_model.toml"), include_str!("../quick_start.toml"));
         let start = sound.floor_char_boundary(start);
         let end = sound.floor_char_boundary(start + length);
         let text = format!("{}{put}{}", &sound[..start], &sound[end..]);

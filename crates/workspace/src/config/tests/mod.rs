@@ -352,6 +352,21 @@ fn where_a_run_stops_does_not_change_the_job() {
     assert_eq!(Job::quick_start(&[]).unwrap().train.steps, 400);
 }
 
+/// The settings of the quick start's GPT-2 are those of no other network.
+#[test]
+fn the_quick_start_takes_another_network() {
+    let llama = ["model.family=llama", "model.hidden_size=64", "model.intermediate_size=96"];
+    let sizes = ["model.num_attention_heads=2", "model.num_hidden_layers=1"];
+    let overrides: Vec<String> = llama.into_iter().chain(sizes).map(str::to_owned).collect();
+    let job = Job::quick_start(&overrides).unwrap();
+    assert!(matches!(job.model.family, Family::Decoder(_)));
+    assert_eq!(job.train.batch, 16);
+    let Family::Gpt2(gpt2) = Job::quick_start(&["model.family=gpt2".into()]).unwrap().model.family else {
+        panic!("no GPT-2");
+    };
+    assert_eq!(gpt2.n_layer, 4);
+}
+
 /// The configuration in the zoo builds the model of the weights in the zoo.
 #[test]
 fn the_zoos_weights_fit_their_model() {
