@@ -194,6 +194,13 @@ pub enum Event {
         /// Whether training goes on.
         goes_on: bool,
     },
+    /// A checkpoint was due while too many others were on their way to the disk. It is told for the first one.
+    CheckpointLeftOut {
+        /// Its step.
+        step: u64,
+        /// How many were on their way.
+        under_way: usize,
+    },
     /// The disk is full. Training goes on, and the content that could not be written waits in memory.
     DiskFull {
         /// The file that cannot be written, and the reason.
@@ -330,6 +337,14 @@ impl Event {
             Self::NotSaved { step, reason, goes_on } => {
                 let then = if *goes_on { "; training goes on" } else { "" };
                 format!("the checkpoint of step {step} could not be written: {reason}{then}")
+            }
+            Self::CheckpointLeftOut { step, under_way } => {
+                let are = if *under_way == 1 { "is" } else { "are" };
+                format!(
+                    "note: the checkpoint of step {step} is left out: {} {are} still on the way to the disk, and \
+                     training does not wait; a larger checkpoint.every leaves time for each",
+                    counted(*under_way, "checkpoint")
+                )
             }
             Self::DiskFull { reason } => {
                 format!("the disk is full ({reason}); free some space: training goes on, and metrics wait")

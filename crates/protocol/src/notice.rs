@@ -1,5 +1,7 @@
 //! The events that a run reports of its members, and the cost of lost members.
 
+use fusionllm_events::Event;
+
 use crate::MemberId;
 
 /// The reason why a generation ended before the run did.
@@ -105,26 +107,14 @@ impl Open {
 /// Something that people should know.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Notice {
-    /// A member joined, or came back.
-    Joined {
-        /// The member.
-        member: MemberId,
-        /// Members present.
-        present: usize,
-        /// Members that the run waits for before it starts.
-        wanted: usize,
-    },
-    /// A member has not answered for some seconds.
+    /// An event that the broker tells as it is.
+    Event(Event),
+    /// A member has not answered for some seconds. The broker looks whether its machine still answers.
     Silent {
         /// The member.
         member: MemberId,
         /// Seconds.
         seconds: f64,
-    },
-    /// A member answers again.
-    Answers {
-        /// The member.
-        member: MemberId,
     },
     /// A member is gone.
     Lost {
@@ -137,26 +127,8 @@ pub enum Notice {
         /// The last step that was complete.
         step: u64,
     },
-    /// Two peers cannot reach each other any more.
-    LinkLost {
-        /// The peer that says so.
-        from: MemberId,
-        /// The other one.
-        to: MemberId,
-        /// Why.
-        reason: String,
-    },
-    /// Members measure their machines and links.
-    Measuring,
-    /// A member computes at another speed than before.
-    Speed {
-        /// The member.
-        member: MemberId,
-        /// Its seconds of computing over those at the start.
-        times: f64,
-    },
     /// A skipped step shows where a number was first not finite, or which peer sends one without a reason. It is told
-    /// again only if another skipped step shows something else.
+    /// again only if another skipped step shows something else. The broker adds which data were the cause.
     Poisoned {
         /// The peer, or `None` for the broker.
         member: Option<MemberId>,
@@ -169,29 +141,6 @@ pub enum Notice {
         /// The micro-batch whose data are the cause, as far as the steps beside it show.
         micro_batch: Option<u32>,
     },
-    /// Steps are skipped again and again.
-    Skipping {
-        /// The last one, counted from 1.
-        step: u64,
-        /// How many were skipped.
-        skipped: u64,
-        /// Of how many.
-        of: u64,
-        /// The last place where a number was first not finite, with advice.
-        why: Option<String>,
-    },
-    /// The run waits for more members.
-    Waiting {
-        /// Why.
-        reason: String,
-    },
-    /// A plan with these members is so much better that the run changes to it.
-    Better {
-        /// The members that come in.
-        members: Vec<MemberId>,
-        /// Predicted seconds that it saves.
-        gain_s: f64,
-    },
     /// All peers of a generation are ready.
     Started {
         /// The generation.
@@ -199,13 +148,6 @@ pub enum Notice {
         /// The incidents that made the generation necessary. There are none for the first generation, or for one with
         /// more members.
         incidents: Vec<Incident>,
-    },
-    /// A checkpoint was due while too many others were on their way to the disk. It is told for the first one.
-    CheckpointLeftOut {
-        /// Its step.
-        step: u64,
-        /// How many were on their way.
-        under_way: usize,
     },
 }
 

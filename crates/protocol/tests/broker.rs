@@ -6,6 +6,7 @@ mod common;
 use std::collections::BTreeSet;
 
 use common::simulation::{Disturbance, End, Scenario, Trace, loss, run, share, weight_of_sum};
+use fusionllm_events::Event;
 use fusionllm_graph::ValueId;
 use fusionllm_program::{Address, Cause, LearningRate, PeerId, Poison};
 use fusionllm_protocol::{
@@ -78,7 +79,7 @@ fn check(s: &Scenario, trace: &Trace, last: u64, interrupted: bool) {
     assert_eq!(saved.last(), due_checkpoints.last());
     let left_out = due_checkpoints.iter().copied().find(|step| !saved.contains(step));
     let told = trace.notices.iter().find_map(|notice| match notice {
-        Notice::CheckpointLeftOut { step, under_way } => Some((*step, *under_way)),
+        Notice::Event(Event::CheckpointLeftOut { step, under_way }) => Some((*step, *under_way)),
         _ => None,
     });
     let expected = left_out.map(|step| (step, s.settings.checkpoints_under_way));
@@ -209,7 +210,8 @@ fn a_run_that_diverges_ends_with_advice() {
     insta::assert_snapshot!(reason, @r#"the loss or gradient was not finite in 20 consecutive steps up to step 23; "p0" made the first number that is not finite: the result of linear "linear" in forward of micro-batch 0; try a lower learning rate or clipping"#);
     assert_eq!(trace.steps.len(), 23);
     // Where the number was made, and how many steps were skipped: 8 and 16.
-    let kinds: Vec<bool> = trace.notices.iter().map(|notice| matches!(notice, Notice::Skipping { .. })).collect();
+    let kinds: Vec<bool> =
+        trace.notices.iter().map(|notice| matches!(notice, Notice::Event(Event::Skipping { .. }))).collect();
     assert_eq!(kinds, [false, true, true]);
 }
 

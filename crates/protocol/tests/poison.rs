@@ -5,6 +5,7 @@
 mod common;
 
 use common::stage::{Said, Stage};
+use fusionllm_events::Event;
 use fusionllm_graph::ValueId;
 use fusionllm_program::{Address, Cause, PeerId, Poison};
 use fusionllm_protocol::{Action, Farewell, FromPeer, Notice, PassReport, Standing, StepRecord, ToPeer};
@@ -282,7 +283,9 @@ fn a_run_that_skips_steps_again_and_again_says_so() {
         });
     }
     let notices = stage.actions.iter().filter_map(|a| match a {
-        Action::Notice(Notice::Skipping { step, skipped, of, why }) => Some((*step, *skipped, *of, why.clone())),
+        Action::Notice(Notice::Event(Event::Skipping { step, skipped, of, why })) => {
+            Some((*step, *skipped, *of, why.clone()))
+        }
         _ => None,
     });
     let notices: Vec<_> = notices.collect();

@@ -1,7 +1,6 @@
 //! Tells people, and the summary, what happens to a run's members.
 
 use fusionllm_events::{Event, IncidentSummary};
-use fusionllm_graph::units::counted;
 use fusionllm_protocol::{Incident, MemberId, Notice};
 
 use super::conductor::Conductor;
@@ -12,40 +11,21 @@ impl Conductor<'_> {
         let roster = self.run.roster();
         let name = |m: MemberId| roster.display_name(m).to_owned();
         let event = match notice {
-            Notice::Joined { member, present, wanted } => {
-                let Some(member) = roster.get(*member) else { return Ok(()) };
-                Event::Joined {
-                    peer: member.name.clone(),
-                    backend: member.backend.clone(),
-                    device: member.device.clone(),
-                    present: *present,
-                    wanted: *wanted,
-                    spare: self.run.has_begun(),
-                }
+            Notice::Event(Event::Waiting { reason }) if self.children.is_some() => {
+                // No other joiner can come.
+                return Err(NodeError::Run(format!("those who are left cannot go on: {reason}")));
             }
+            Notice::Event(event) => event.clone(),
             Notice::Silent { member, seconds } => {
                 let event = Event::Silent { peer: name(*member), seconds: *seconds };
                 self.links.look_after(*member, &self.events);
                 event
             }
-            Notice::Answers { member } => Event::Answers { peer: name(*member) },
             Notice::Lost { member, reason, used, step } => {
                 // Without others, nobody takes over its share.
                 let used = *used && roster.present().next().is_some();
                 Event::Lost { peer: name(*member), reason: reason.clone(), used, step: *step }
             }
-            Notice::LinkLost { from, to, reason } => {
-                Event::LinkLost { from: name(*from), to: name(*to), reason: reason.clone() }
-            }
-            Notice::Measuring => Event::Measuring,
-            Notice::Waiting { reason } => {
-                if self.children.is_some() {
-                    // No other joiner can come.
-                    return Err(NodeError::Run(format!("those who are left cannot go on: {reason}")));
-                }
-                Event::Waiting { reason: reason.clone() }
-            }
-            Notice::Speed { member, times } => Event::Speed { peer: name(*member), times: *times },
             Notice::Poisoned { member, step, what, advice, micro_batch } => {
                 let peer = member.map_or_else(|| "the broker".to_owned(), name);
                 // Step 1 trains on the first batch.
@@ -57,20 +37,6 @@ impl Conductor<'_> {
                 let named = if member.is_some() { format!("{peer:?}") } else { peer.clone() };
                 self.store.poisoned(format!("{named} {what}"), advice);
                 Event::Poisoned { peer, step: *step, what, advice: (*advice).to_owned() }
-            }
-            Notice::Skipping { step, skipped, of, why } => {
-                Event::Skipping { step: *step, skipped: *skipped, of: *of, why: why.clone() }
-            }
-            Notice::Better { members, gain_s } => {
-                Event::Better { peers: members.iter().map(|m| name(*m)).collect(), gain_s: *gain_s }
-            }
-            Notice::CheckpointLeftOut { step, under_way } => {
-                let others = counted(*under_way, "checkpoint");
-                let are = if *under_way == 1 { "is" } else { "are" };
-                Event::note(format!(
-                    "the checkpoint of step {step} is left out: {others} {are} still on the way to the disk, and \
-                     training does not wait; a larger checkpoint.every leaves time for each"
-                ))
             }
             Notice::Started { incidents, .. } => {
                 let incidents: Vec<_> = incidents.iter().map(|i| summary(i, &name(i.member))).collect();

@@ -9,6 +9,7 @@ mod steps;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use fusionllm_events::Event;
 use fusionllm_plan::LinkCodec;
 use fusionllm_program::{PassKind, PeerId};
 
@@ -456,8 +457,8 @@ impl GenerationMachine {
             };
             if let LeftOut::Untold(step) = self.left_out {
                 self.left_out = LeftOut::Told;
-                actions
-                    .push(GenerationAction::Notice(Notice::CheckpointLeftOut { step, under_way: self.saving.len() }));
+                let event = Event::CheckpointLeftOut { step, under_way: self.saving.len() };
+                actions.push(GenerationAction::Notice(Notice::Event(event)));
             }
         }
         if self.next.is_none() && self.passes.is_empty() {

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use fusionllm_events::Event;
 use fusionllm_graph::ValueId;
 use fusionllm_program::{PassKind, PeerId, Poison};
 
@@ -143,7 +144,8 @@ impl GenerationMachine {
         }
         if skipped >= MANY_SKIPPED_STEPS && skipped.is_power_of_two() {
             let (of, why) = (step - self.settings.start.step, self.findings.culprit.clone());
-            actions.push(GenerationAction::Notice(Notice::Skipping { step, skipped, of, why }));
+            let event = Event::Skipping { step, skipped, of, why };
+            actions.push(GenerationAction::Notice(Notice::Event(event)));
         }
         actions
     }

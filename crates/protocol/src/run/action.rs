@@ -2,6 +2,8 @@
 
 use fusionllm_plan::Cluster;
 
+use fusionllm_events::Event;
+
 use crate::{BatchId, EvalRecord, MemberId, Notice, Order, StepRecord, ToPeer, TrainingProgress};
 
 /// An action for the broker's driver.
@@ -50,4 +52,11 @@ pub enum Action {
     /// The run was to stop, and its newest step could not be saved for this reason. Another broker may go on with it:
     /// members who have more than the disk keep it, and nobody tells them to go.
     Suspend(String),
+}
+
+impl Action {
+    /// Tells an event as it is.
+    pub(super) fn event(event: Event) -> Self {
+        Self::Notice(Notice::Event(event))
+    }
 }

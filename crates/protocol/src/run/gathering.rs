@@ -1,7 +1,8 @@
 //! A run between generations: members are gathered, measured and planned for.
 
 use super::{Phase, Run};
-use crate::{Action, Formation, FromPeer, Member, MemberId, Notice, Survey, ToPeer};
+use crate::{Action, Formation, FromPeer, Member, MemberId, Survey, ToPeer};
+use fusionllm_events::Event;
 
 impl Run {
     pub(super) fn measured(&mut self, from: MemberId, message: FromPeer) -> Result<Vec<Action>, String> {
@@ -55,7 +56,7 @@ impl Run {
             return Vec::new();
         }
         self.phase = Phase::Gathering { short: true };
-        let mut actions = vec![Action::Notice(Notice::Waiting { reason: reason.to_owned() })];
+        let mut actions = vec![Action::event(Event::Waiting { reason: reason.to_owned() })];
         actions.extend(self.give_up_saving());
         actions
     }
@@ -82,7 +83,7 @@ impl Run {
             self.watch.restart(&present, self.now);
             self.phase = Phase::Surveying(survey);
             let mut actions = self.introduce(&present);
-            actions.push(Action::Notice(Notice::Measuring));
+            actions.push(Action::event(Event::Measuring));
             actions.extend(requests.into_iter().map(|(to, message)| Action::Send(to, message)));
             return actions;
         }

@@ -17,12 +17,13 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use fusionllm_events::Event;
 use fusionllm_plan::LinkCodec;
 use fusionllm_program::{PeerId, Program};
 
 use crate::notice::{IncidentKind, Notice, Open, one_line};
 use crate::{
-    Admission, AppliedCodecs, Atlas, Farewell, FromPeer, GenerationMachine, Hello, Identity, MemberId, Roster,
+    Admission, AppliedCodecs, Atlas, Farewell, FromPeer, GenerationMachine, Hello, Identity, Member, MemberId, Roster,
     RunSettings, Standing, Survey, ToPeer, TrainingProgress,
 };
 pub use action::Action;
@@ -235,7 +236,10 @@ impl Run {
         let present = self.roster.present().count();
         // Its ticket may have a limit on the number of machines, so the use of the ticket must be saved.
         actions.push(Action::Persist);
-        actions.push(Action::Notice(Notice::Joined { member, present, wanted: self.roster.wanted() }));
+        if let Some(Member { name, backend, device, .. }) = self.roster.get(member).cloned() {
+            let (wanted, spare) = (self.roster.wanted(), self.begun);
+            actions.push(Action::event(Event::Joined { peer: name, backend, device, present, wanted, spare }));
+        }
         actions.extend(self.advance());
         Ok((member, actions))
     }
@@ -278,7 +282,8 @@ impl Run {
         }
         let mut actions = Vec::new();
         if self.watch.heard(from, now) {
-            actions.push(Action::Notice(Notice::Answers { member: from }));
+            let peer = self.roster.display_name(from).to_owned();
+            actions.push(Action::event(Event::Answers { peer }));
         }
         if standing == Standing::Silent {
             self.roster.set(from, Standing::Present);
@@ -398,7 +403,7 @@ impl Run {
             actions.push(Action::Notice(Notice::Lost { member, reason, used, step }));
             if self.begun && !self.stopping && self.roster.present().next().is_none() {
                 let reason = "none is left; the run goes on once one comes back, or another one joins".to_owned();
-                actions.push(Action::Notice(Notice::Waiting { reason }));
+                actions.push(Action::event(Event::Waiting { reason }));
             }
         }
         if let Some(scout) = &mut self.scout {

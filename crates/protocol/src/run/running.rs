@@ -11,6 +11,7 @@ use crate::{
     EvalSchedule, FromPeer, GenerationAction, GenerationMachine, MemberId, Participant, RunSettings, Standing,
     StepRecord, ToPeer, TrainingProgress,
 };
+use fusionllm_events::Event;
 
 /// A member that reports this many lost links within [`COMPLAINTS_S`] is rather at fault itself, or lies.
 const MAX_COMPLAINTS: usize = 3;
@@ -237,7 +238,8 @@ impl Run {
         let step = self.progress.step;
         let open = Open::begin(IncidentKind::Link, to, step, self.now, self.now);
         self.incidents.push(open);
-        let mut actions = vec![Action::Notice(Notice::LinkLost { from, to, reason: one_line(reason) })];
+        let [from, to] = [from, to].map(|member| self.roster.display_name(member).to_owned());
+        let mut actions = vec![Action::event(Event::LinkLost { from, to, reason: one_line(reason) })];
         actions.extend(self.disband());
         actions.extend(self.advance());
         actions
@@ -394,7 +396,8 @@ impl Run {
         let mut actions = Vec::new();
         for SpeedChange { member, times } in changes {
             self.atlas.set_slower(member, times);
-            actions.push(Action::Notice(Notice::Speed { member, times }));
+            let peer = self.roster.display_name(member).to_owned();
+            actions.push(Action::event(Event::Speed { peer, times }));
         }
         if self.options.measured {
             actions.extend(self.weigh());

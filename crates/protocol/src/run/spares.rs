@@ -2,7 +2,8 @@
 
 use super::{Phase, Run};
 use crate::notice::Open;
-use crate::{Action, Farewell, Formation, IncidentKind, MemberId, Notice, Standing, Survey, ToPeer};
+use crate::{Action, Farewell, Formation, IncidentKind, MemberId, Standing, Survey, ToPeer};
+use fusionllm_events::Event;
 
 impl Run {
     /// A generation runs: measures newcomers, and sees whether they help.
@@ -52,11 +53,11 @@ impl Run {
         let steps = self.options.settings.steps.saturating_sub(self.progress.step) as f64;
         let gain = (now - then) * steps;
         let names = formation.members.iter().filter(|m| !running.formation.members.contains(m));
-        let members: Vec<MemberId> = names.copied().collect();
+        let peers: Vec<String> = names.map(|m| self.roster.display_name(*m).to_owned()).collect();
         if !all_there || then > 0.95 * now || gain < 2.0 * formation.move_s {
             return Vec::new();
         }
-        let mut actions = vec![Action::Notice(Notice::Better { members, gain_s: gain })];
+        let mut actions = vec![Action::event(Event::Better { peers, gain_s: gain })];
         actions.extend(self.drain());
         actions
     }
