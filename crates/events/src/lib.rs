@@ -7,7 +7,7 @@ mod records;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use fusionllm_graph::units::{count, counted, seconds};
+use fusionllm_graph::units::{bytes, count, counted, seconds};
 use serde::{Deserialize, Serialize};
 
 pub use records::{IncidentSummary, Spectrum, StepMetrics};
@@ -201,6 +201,13 @@ pub enum Event {
         /// How many were on their way.
         under_way: usize,
     },
+    /// The disk of a peer is nearly full.
+    DiskLow {
+        /// Its name.
+        peer: String,
+        /// Free bytes.
+        free_bytes: u64,
+    },
     /// The disk is full. Training goes on, and the content that could not be written waits in memory.
     DiskFull {
         /// The file that cannot be written, and the reason.
@@ -344,6 +351,12 @@ impl Event {
                     "note: the checkpoint of step {step} is left out: {} {are} still on the way to the disk, and \
                      training does not wait; a larger checkpoint.every leaves time for each",
                     counted(*under_way, "checkpoint")
+                )
+            }
+            Self::DiskLow { peer, free_bytes } => {
+                let free = bytes(*free_bytes);
+                format!(
+                    "the disk of {peer} is nearly full: {free} are left; copies that find no room stay in its memory"
                 )
             }
             Self::DiskFull { reason } => {

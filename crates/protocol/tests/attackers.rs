@@ -29,7 +29,7 @@ fn a_peer_that_is_never_ready_is_put_out() {
     // The others are ready and wait for nobody but the broker.
     let waits = Some(MemberId::BROKER);
     for m in [0, 1] {
-        stage.say(m, FromPeer::Heartbeat(Heartbeat { generation: 1, progress: 2, waits_for: waits }));
+        stage.say(m, FromPeer::Heartbeat(Heartbeat { generation: 1, progress: 2, waits_for: waits, disk_free: None }));
     }
     stage.pass(2.0, &[2]);
     let reason = stage.lost(2).unwrap();

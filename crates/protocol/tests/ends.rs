@@ -4,8 +4,9 @@
 mod common;
 
 use common::stage::{PEERS, Stage};
+use fusionllm_events::Event;
 use fusionllm_protocol::{
-    Action, Farewell, FromPeer, Incident, IncidentKind, Invitation, MemberId, Notice, Past, TicketRole,
+    Action, Farewell, FromPeer, Heartbeat, Incident, IncidentKind, Invitation, MemberId, Notice, Past, TicketRole,
 };
 
 /// Regression: the time of the work that was lost was 0, because only the broker that was killed knew when its steps
@@ -30,6 +31,22 @@ fn the_work_that_a_killed_broker_lost_is_counted() {
     assert_eq!((incident.step, incident.restarted_at), (3, 0));
     assert_eq!(incident.lost_work_s, 1.5, "of all three steps");
     assert_eq!(incident.detected_s + incident.replanned_s + incident.restored_s, 7.0, "away, and until all were back");
+}
+
+/// A member that says so again and again fills no file of the broker.
+#[test]
+fn a_disk_that_is_nearly_full_is_told_once() {
+    let mut stage = Stage::training();
+    for free in [None, Some(1 << 40), Some(5 << 20), Some(1 << 40), Some(4 << 20)] {
+        let heartbeat = Heartbeat { generation: 1, progress: 1, disk_free: free, ..Heartbeat::default() };
+        stage.say(1, FromPeer::Heartbeat(heartbeat));
+    }
+    let told = stage.actions.iter().filter_map(|action| match action {
+        Action::Notice(Notice::Event(event @ Event::DiskLow { .. })) => Some(event.lines().join("\n")),
+        _ => None,
+    });
+    let told: Vec<String> = told.collect();
+    insta::assert_snapshot!(told.join("\n"), @"the disk of m1 is nearly full: 5 MiB are left; copies that find no room stay in its memory");
 }
 
 /// Regression: a joiner ended with status 0, and nothing said why.

@@ -85,7 +85,12 @@ fn messages_round_trip() {
     for m in [
         FromPeer::Hello(hello),
         FromPeer::Ready { generation: 2 },
-        FromPeer::Heartbeat(Heartbeat { generation: 2, progress: 70, waits_for: Some(MemberId(1)) }),
+        FromPeer::Heartbeat(Heartbeat {
+            generation: 2,
+            progress: 70,
+            waits_for: Some(MemberId(1)),
+            disk_free: Some(5),
+        }),
         FromPeer::Kept { step: 4 },
         FromPeer::Mirrored { step: 4, of: MemberId(0) },
         FromPeer::Links { with: MemberId::BROKER, links: None, relayed: true },

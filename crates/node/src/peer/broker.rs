@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use fusionllm_graph::{Advice, HostTensor, TensorType};
 use fusionllm_program::PeerId;
 use fusionllm_protocol::{
-    Assignment, BulkHeader, FromPeer, Hello, MAX_ASSIGNMENT_BYTES, ToPeer, VERSION, decode, encode,
+    Assignment, BulkHeader, FromPeer, Heartbeat, Hello, MAX_ASSIGNMENT_BYTES, ToPeer, VERSION, decode, encode,
 };
 use fusionllm_transport::{ConnectError, Connection, DisconnectReason, Lanes, Receiver, Ticket};
 use fusionllm_workbench::machine::memory;
@@ -122,7 +122,8 @@ async fn send_heartbeats(outbox: Outbox, shared: Arc<Shared>) {
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        if let Err(e) = outbox.control(&FromPeer::Heartbeat(shared.progress.heartbeat())) {
+        let heartbeat = Heartbeat { disk_free: disk::room(), ..shared.progress.heartbeat() };
+        if let Err(e) = outbox.control(&FromPeer::Heartbeat(heartbeat)) {
             return shared.send(Event::Broken(e));
         }
     }

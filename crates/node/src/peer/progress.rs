@@ -37,7 +37,12 @@ impl Progress {
 
     pub(crate) fn heartbeat(&self) -> Heartbeat {
         let waits_for = self.waits_for.load(Relaxed).checked_sub(1).map(|m| MemberId(m as u32));
-        Heartbeat { generation: self.generation.load(Relaxed), progress: self.done.load(Relaxed), waits_for }
+        Heartbeat {
+            generation: self.generation.load(Relaxed),
+            progress: self.done.load(Relaxed),
+            waits_for,
+            disk_free: None,
+        }
     }
 }
 
@@ -55,6 +60,6 @@ mod tests {
         }
         progress.enter(3);
         progress.bump();
-        assert_eq!(progress.heartbeat(), Heartbeat { generation: 3, progress: 1, waits_for: None });
+        assert_eq!(progress.heartbeat(), Heartbeat { generation: 3, progress: 1, ..Heartbeat::default() });
     }
 }

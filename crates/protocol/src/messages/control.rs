@@ -205,6 +205,8 @@ pub struct Heartbeat {
     pub progress: u64,
     /// The member that it waits for, if it waits.
     pub waits_for: Option<MemberId>,
+    /// The free bytes of its disk, where its copies stand; `None` if they are unknown.
+    pub disk_free: Option<u64>,
 }
 
 /// A machine's speed and memory, as its peer measured them.

@@ -139,6 +139,8 @@ pub struct Run {
     /// The times when each member lately said that it cannot reach another one. They count where its word is all that
     /// is known.
     complaints: BTreeMap<MemberId, VecDeque<f64>>,
+    /// The members whose disks were nearly full.
+    low_disks: BTreeSet<MemberId>,
     /// The time of the last event.
     now: f64,
 }
@@ -146,6 +148,9 @@ pub struct Run {
 /// A measurement counts as a step of this many seconds, so that a stall is called one only after the time that a
 /// measurement itself allows.
 const SURVEY_STEP_S: f64 = 12.0;
+
+/// A disk with fewer free bytes is nearly full.
+const LOW_DISK_BYTES: u64 = 1 << 30;
 
 impl Run {
     /// A run for the members of this roster.
@@ -177,6 +182,7 @@ impl Run {
             lost_at: f64::NEG_INFINITY,
             rewound: true,
             complaints: BTreeMap::new(),
+            low_disks: BTreeSet::new(),
             now: 0.0,
         }
     }
@@ -297,6 +303,14 @@ impl Run {
         actions
     }
 
+    /// Tells that the disk of a member is nearly full: once, because the member may say anything at any time.
+    fn look_at_disk(&mut self, member: MemberId, free: Option<u64>) -> Option<Action> {
+        let free_bytes = free.filter(|free| *free < LOW_DISK_BYTES)?;
+        let is_new = self.low_disks.insert(member);
+        let peer = self.roster.display_name(member).to_owned();
+        is_new.then(|| Action::event(Event::DiskLow { peer, free_bytes }))
+    }
+
     /// The error completes "broke the protocol: it …".
     fn take(&mut self, from: MemberId, message: FromPeer) -> Result<Vec<Action>, String> {
         match message {
@@ -304,7 +318,7 @@ impl Run {
             FromPeer::Ask(_) => Err("asked what only the run's owner may ask".into()),
             FromPeer::Heartbeat(heartbeat) => {
                 self.watch.heartbeat(from, heartbeat, self.now);
-                Ok(Vec::new())
+                Ok(self.look_at_disk(from, heartbeat.disk_free).into_iter().collect())
             }
             FromPeer::Machine(_) | FromPeer::Links { .. } => self.measured(from, message),
             FromPeer::Leaving => Ok(self.leave(from)),

@@ -182,7 +182,7 @@ mod tests {
     }
 
     fn at(progress: u64, waits_for: Option<MemberId>) -> Heartbeat {
-        Heartbeat { generation: 1, progress, waits_for }
+        Heartbeat { generation: 1, progress, waits_for, disk_free: None }
     }
 
     #[test]

@@ -148,7 +148,7 @@ impl Stage {
         while self.now < end {
             self.now += 0.5;
             for m in alive {
-                self.say(*m, FromPeer::Heartbeat(Heartbeat { generation: 1, progress: 1, waits_for: None }));
+                self.say(*m, FromPeer::Heartbeat(Heartbeat { generation: 1, progress: 1, ..Heartbeat::default() }));
             }
             let actions = self.run.tick(self.now);
             self.carry_out(actions);

@@ -62,7 +62,12 @@ pub(super) fn from_peer() -> Vec<Vec<u8>> {
         FromPeer::Report { pass: 1, report: 0, micro_batch: 2, value: f64::INFINITY },
         FromPeer::Norms { pass: u64::MAX, squared_norms: vec![(ValueId(4), 0.25), (ValueId(9), 1.5)] },
         FromPeer::PassDone { pass: 2, report },
-        FromPeer::Heartbeat(Heartbeat { generation: 2, progress: 70, waits_for: Some(MemberId(1)) }),
+        FromPeer::Heartbeat(Heartbeat {
+            generation: 2,
+            progress: 70,
+            waits_for: Some(MemberId(1)),
+            disk_free: Some(9),
+        }),
         FromPeer::Mirrored { step: 4, of: MemberId(0) },
         FromPeer::Kept { step: 4 },
         FromPeer::LinkLost { generation: 1, member: MemberId(3), reason: "gone".into() },

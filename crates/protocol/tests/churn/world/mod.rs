@@ -265,8 +265,12 @@ impl World {
                     return;
                 }
                 let generation = machine.generation();
-                let heartbeat =
-                    Heartbeat { generation, progress: machine.progress, waits_for: machine.follower.waits_for() };
+                let heartbeat = Heartbeat {
+                    generation,
+                    progress: machine.progress,
+                    waits_for: machine.follower.waits_for(),
+                    disk_free: None,
+                };
                 self.tell(m, FromPeer::Heartbeat(heartbeat));
                 self.at(self.now + 1.0, Event::Heartbeat(m));
             }
