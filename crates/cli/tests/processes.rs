@@ -485,6 +485,39 @@ impl Joined {
     }
 }
 
+/// The largest resident memory of a process so far, in bytes; `None` once it has ended.
+#[cfg(target_os = "linux")]
+fn peak_memory(process: &Child) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", process.id())).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.trim().trim_end_matches(" kB").parse::<u64>().ok().map(|kib| kib << 10)
+}
+
+/// The weights go from a file to the peer and come back as a checkpoint. The broker holds a piece of them at a time.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_brokers_memory_does_not_grow_with_the_model() {
+    let directory = tempfile::tempdir().unwrap();
+    // The token embedding alone has 140 MB.
+    let options = ["--steps=1", "--set=model.n_embd=64", "--set=model.vocab_size=550000", "--set=eval.every=0"];
+    let large = [&options[..], &["--set=train.batch=1", "--set=train.optimizer.name=sgd"]].concat();
+    let first = directory.path().join("first");
+    finished(fusionllm().args(["train", "--peers=1", "--run-dir"]).arg(&first).args(TINY).args(&large));
+    let weights = format!("--set=model.weights={}", first.join("checkpoints/step-1/model.safetensors").display());
+    let second = directory.path().join("second");
+    let run = Joined::start(&second, &[&large[..], &[&weights]].concat(), &["a"]);
+    let mut peak = 0;
+    while let Some(memory) = peak_memory(&run.broker) {
+        peak = memory;
+        std::thread::yield_now();
+    }
+    for mut process in run.joiners.into_iter().chain([run.broker]) {
+        assert!(process.wait().unwrap().success());
+    }
+    let saved = std::fs::metadata(second.join("checkpoints/step-1/model.safetensors")).unwrap().len();
+    assert!(saved > 134 << 20 && (1..120 << 20).contains(&peak), "{peak} bytes of memory for {saved} of weights");
+}
+
 /// The broker is killed and started again. Its peers come back by themselves with what they have, and no loss differs
 /// from those of a run without the kill.
 #[test]
