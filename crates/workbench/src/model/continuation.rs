@@ -13,8 +13,8 @@ use crate::WorkbenchError;
 /// The tokens that are read at once. More take more memory for their scores.
 const CHUNK: usize = 256;
 
-/// The least number of tokens that there is room for. The room doubles when it is full.
-const LEAST_ROOM: usize = 64;
+/// The number of tokens that there is room for is a multiple of this. Each new token looks at all of the room.
+const ROOM: usize = 128;
 
 /// A decoder's memory of one text.
 pub(super) struct Continuation {
@@ -61,8 +61,8 @@ impl Continuation {
             return Ok(None);
         }
         if text.len() > self.capacity {
-            let room = text.len().max(LEAST_ROOM).next_power_of_two();
-            self.make_room(room.min(self.decoder.longest()))?;
+            let room = text.len() + text.len() / 8;
+            self.make_room(room.next_multiple_of(ROOM).min(self.decoder.longest()))?;
         }
         let same = self.text.iter().zip(text).take_while(|(a, b)| a == b).count();
         // The last token is read again if it is known, since nothing else gives its logits.
