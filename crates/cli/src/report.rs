@@ -24,7 +24,7 @@ pub(crate) fn report(history: &History, again: &Again) -> Result<(), Failure> {
         sample(prompt, &history.directory)?;
     }
     let directory = history.directory.display();
-    print(&format!("\nfiles:      {directory}: metrics.jsonl, summary.json, plan.json, checkpoints/\n"))?;
+    print(&format!("\nfiles:      {directory}: metrics.jsonl, events.jsonl, summary.json, plan.json, checkpoints/\n"))?;
     if history.prompt.is_some() {
         print(&format!("more text:  fusionllm generate {} --prompt \"...\"\n", word(&history.directory)))?;
     }
