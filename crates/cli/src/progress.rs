@@ -1,7 +1,7 @@
 //! The progress of a run, printed on standard error. Standard output stays free for results.
 
 use std::collections::VecDeque;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use fusionllm_data::{Data, Dataset, Tokenizer};
@@ -152,7 +152,6 @@ impl Observer for Progress {
         };
         event.lines().iter().filter(|_| is_shown).for_each(|line| self.say(line));
         match event {
-            Event::Opened { directory } => self.history.directory = PathBuf::from(directory),
             Event::Listening { wanted } => {
                 let peers = counted(*wanted, "peer");
                 if let Some(ticket) = self.ticket.as_ref().filter(|_| self.by_ticket) {
@@ -187,6 +186,10 @@ impl Observer for Progress {
             Event::Saved { step } => tracing::info!(step, "checkpoint"),
             _ => {}
         }
+    }
+
+    fn opened(&mut self, directory: &Path) {
+        self.history.directory = directory.to_owned();
     }
 
     fn invite(&mut self, ticket: &Ticket) {

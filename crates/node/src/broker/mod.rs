@@ -110,10 +110,11 @@ pub async fn conduct(
     let relay = if joiners { job.network.relay.clone() } else { Relay::None };
     let pinned = matches!(peers, Peers::Emulated { .. });
     let options = EndpointOptions { listen, advertise, relay, pinned, ..EndpointOptions::new() };
-    let result = match open_endpoint(options, &store, observer).await {
+    let result = match open_endpoint(options, &mut store, observer).await {
         Ok((endpoint, identity)) => {
             let opened = Event::Opened { directory: store.directory().display().to_string() };
             observer.event(&opened);
+            observer.opened(store.directory());
             early.into_iter().chain([opened]).for_each(|event| store.tell(event));
             let of_run = (endpoint.clone(), identity);
             let origin = Arc::new(origin);

@@ -1,5 +1,7 @@
 //! Who watches a run.
 
+use std::path::Path;
+
 use fusionllm_data::Dataset;
 use fusionllm_events::Event;
 use fusionllm_transport::Ticket;
@@ -10,6 +12,9 @@ use fusionllm_workspace::run_dir::Summary;
 pub trait Observer {
     /// Something happens.
     fn event(&mut self, event: &Event);
+
+    /// The run has a directory.
+    fn opened(&mut self, _directory: &Path) {}
 
     /// The run has a ticket with which joiners connect. It is a secret.
     fn invite(&mut self, _ticket: &Ticket) {}

@@ -107,13 +107,13 @@ impl Contents {
                 None => checkpoint.begin_reading(Part::Model, name)?,
                 Some(slot) => checkpoint.begin_reading(Part::Optimizer, &format!("{name}.{slot}"))?,
             };
-            return Ok(Reading { ty: reading.ty().clone(), read: 0, from: From::Checkpoint(Box::new(reading)) });
+            return Ok(Reading { ty: reading.ty().clone(), read: 0, from: Content::Checkpoint(Box::new(reading)) });
         }
         if let Origin::Weights(weights, state) = &*self.origin
             && let Some(tensor) = state.get(name)
             && let Some((stored, ty)) = weights.stored_floats(tensor).map_err(WorkbenchError::from)?
         {
-            return Ok(Reading { ty, read: 0, from: From::Weights(stored) });
+            return Ok(Reading { ty, read: 0, from: Content::Weights(stored) });
         }
         let value = self.model.forward.find(name).map(|v| self.model.forward.value(v));
         let tensor = value.map(|value| self.origin.read(value)).transpose()?.flatten();
@@ -125,9 +125,9 @@ impl Contents {
     pub(super) fn next(&self, reading: &mut Reading) -> Result<Bytes, NodeError> {
         let length = (reading.ty.bytes() - reading.read).min(PIECE_BYTES);
         let piece = match (&mut reading.from, &self.checkpoint, &*self.origin) {
-            (From::Whole(bytes), ..) => bytes.split_to(length),
-            (From::Checkpoint(reading), Some(checkpoint), _) => checkpoint.read_piece(reading, length)?.into(),
-            (From::Weights(name), _, Origin::Weights(weights, _)) => {
+            (Content::Whole(bytes), ..) => bytes.split_to(length),
+            (Content::Checkpoint(reading), Some(checkpoint), _) => checkpoint.read_piece(reading, length)?.into(),
+            (Content::Weights(name), _, Origin::Weights(weights, _)) => {
                 let mut bytes = Vec::with_capacity(length);
                 weights.append(name, reading.read, length, &mut bytes).map_err(WorkbenchError::from)?;
                 bytes.into()
@@ -145,10 +145,11 @@ pub(super) struct Reading {
     pub(super) ty: TensorType,
     /// Bytes that are read.
     pub(super) read: usize,
-    from: From,
+    from: Content,
 }
 
-enum From {
+/// Where the bytes of a tensor come from.
+enum Content {
     Whole(Bytes),
     Checkpoint(Box<TensorReading>),
     /// The name in the file.
@@ -157,6 +158,6 @@ enum From {
 
 impl Reading {
     fn whole(tensor: HostTensor) -> Self {
-        Self { ty: tensor.ty().clone(), read: 0, from: From::Whole(tensor.into_bytes().into()) }
+        Self { ty: tensor.ty().clone(), read: 0, from: Content::Whole(tensor.into_bytes().into()) }
     }
 }

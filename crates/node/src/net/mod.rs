@@ -18,8 +18,8 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 use crate::NodeError;
 
-/// The most bytes of a tensor in one frame of the bulk lane. A broker holds no more of a tensor at once.
-pub(crate) const PIECE_BYTES: usize = 4 << 20;
+/// The most bytes of a tensor in one frame of the bulk lane. A broker holds one piece for each peer.
+pub(crate) const PIECE_BYTES: usize = 1 << 20;
 
 /// Longest text of another machine that is shown, in bytes.
 const MAX_TEXT_BYTES: usize = 512;

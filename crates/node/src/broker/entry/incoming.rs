@@ -147,9 +147,8 @@ pub(crate) async fn receive_bulk(
                     if !expected {
                         continue;
                     }
-                    let place = keeper.place().await;
                     let bytes = frame.read(net::PIECE_BYTES as u64).await?;
-                    keeper.put(SavedPiece { step, key, ty, start, bytes }, place);
+                    keeper.put(SavedPiece { step, key, ty, start, bytes }).await;
                 }
                 BulkHeader::SavedAll { step } => drop(events.send(Incoming::SavedAll(from, step))),
                 other => return Err(NodeError::Protocol(format!("a peer cannot send {other:?}"))),

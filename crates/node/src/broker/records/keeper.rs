@@ -13,7 +13,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::NodeError;
 
-/// The most pieces of tensors that are read or wait for the disk. More of them stay on the network.
+/// The most pieces of tensors that wait for the disk. Each peer may have one more on its way. Others stay on the
+/// network.
 const MAX_WAITING_PIECES: usize = 8;
 
 /// A report of the thread.
@@ -34,9 +35,6 @@ pub(crate) struct SavedPiece {
     pub(crate) start: u64,
     pub(crate) bytes: Bytes,
 }
-
-/// A place for a piece.
-pub(crate) struct Place(Option<OwnedSemaphorePermit>);
 
 /// The data that complete a checkpoint once all its tensors have come.
 pub(crate) struct Seal {
@@ -59,7 +57,7 @@ pub(crate) struct Saved {
 
 enum Command {
     Begin { step: u64, tensors: Saved },
-    Put(SavedPiece, Place),
+    Put(SavedPiece, OwnedSemaphorePermit),
     Commit(Seal),
     Abandon(u64),
     Stop,
@@ -79,16 +77,12 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    /// Waits until fewer than [`MAX_WAITING_PIECES`] wait.
-    pub(crate) async fn place(&self) -> Place {
-        // The semaphore is never closed.
-        Place(self.free_places.clone().acquire_owned().await.ok())
-    }
-
-    /// Hands over a piece.
-    pub(crate) fn put(&self, piece: SavedPiece, place: Place) {
-        // The thread outlives the run.
-        let _ = self.commands.send(Command::Put(piece, place));
+    /// Hands over a piece once fewer than [`MAX_WAITING_PIECES`] wait.
+    pub(crate) async fn put(&self, piece: SavedPiece) {
+        // The semaphore is never closed, and the thread outlives the run.
+        if let Ok(permit) = self.free_places.clone().acquire_owned().await {
+            let _ = self.commands.send(Command::Put(piece, permit));
+        }
     }
 }
 
@@ -162,7 +156,7 @@ impl CheckpointThread {
                 self.writing.insert(step, writer.map_err(NodeError::from));
                 None
             }
-            Command::Put(SavedPiece { step, key, ty, start, bytes }, Place(_waits)) => {
+            Command::Put(SavedPiece { step, key, ty, start, bytes }, _place) => {
                 // A peer may still send tensors of a checkpoint that was abandoned.
                 let writing = self.writing.get_mut(&step)?;
                 let writer = writing.as_mut().ok()?;

@@ -4,13 +4,19 @@ use std::collections::VecDeque;
 use std::io::ErrorKind;
 
 use fusionllm_data::DiskError;
-use fusionllm_events::{StepMetrics, Timed};
+use fusionllm_events::{Event, StepMetrics, Timed};
 use fusionllm_workspace::run_dir::RunDir;
 
 use crate::NodeError;
 
 /// Most lines that wait for room on the disk. They take some 30 MB.
 const MAX_WAITING: usize = 100_000;
+
+/// The most events that this process writes. Members can make some as often as they like.
+const MAX_EVENTS: usize = 100_000;
+
+/// The most joiners that were turned away and are written. Anybody can be turned away as often as he likes.
+const MAX_TURNED_AWAY: usize = 1_000;
 
 /// A change of the disk: full, or with room again.
 #[derive(Debug)]
@@ -26,6 +32,8 @@ pub(crate) struct Ledger {
     run: RunDir,
     lines: VecDeque<StepMetrics>,
     events: VecDeque<Timed>,
+    /// Events so far, and joiners that were turned away among them.
+    told: (usize, usize),
     job: Option<String>,
     plan: Option<String>,
     full: bool,
@@ -34,7 +42,16 @@ pub(crate) struct Ledger {
 
 impl Ledger {
     pub(crate) fn new(run: RunDir) -> Self {
-        Self { run, lines: VecDeque::new(), events: VecDeque::new(), job: None, plan: None, full: false, news: None }
+        Self {
+            run,
+            lines: VecDeque::new(),
+            events: VecDeque::new(),
+            told: (0, 0),
+            job: None,
+            plan: None,
+            full: false,
+            news: None,
+        }
     }
 
     pub(crate) fn run(&self) -> &RunDir {
@@ -48,8 +65,15 @@ impl Ledger {
         self.allow_full(written)
     }
 
-    /// Adds an event. If that fails for another reason than a full disk, the next step reports it, since it fails too.
+    /// Adds an event, unless there were so many that others must mean to fill the disk. If that fails for another reason
+    /// than a full disk, the next step reports it, since it fails too.
     pub(crate) fn tell(&mut self, event: Timed) {
+        let (told, turned_away) = &mut self.told;
+        let is_stranger = matches!(event.event, Event::TurnedAway { .. });
+        if *told >= MAX_EVENTS || (is_stranger && *turned_away >= MAX_TURNED_AWAY) {
+            return;
+        }
+        (*told, *turned_away) = (*told + 1, *turned_away + usize::from(is_stranger));
         self.events.push_back(event);
         let written = self.write();
         let _ = self.allow_full(written);
