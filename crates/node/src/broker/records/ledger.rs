@@ -144,3 +144,24 @@ impl Ledger {
 fn is_full(error: &DiskError) -> bool {
     matches!(error.source.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
 }
+
+#[cfg(test)]
+mod tests {
+    use fusionllm_workspace::run_dir::read_events;
+
+    use super::*;
+
+    #[test]
+    fn strangers_do_not_fill_the_file_of_events() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("run");
+        let mut ledger = Ledger::new(RunDir::create(Some(&path), "").unwrap());
+        for _ in 0..MAX_TURNED_AWAY + 500 {
+            ledger.tell(Timed::now(Event::TurnedAway { reason: "wrong ticket".into() }));
+        }
+        ledger.tell(Timed::now(Event::Saved { step: 7 }));
+        let events = read_events(&path).unwrap();
+        assert_eq!(events.len(), MAX_TURNED_AWAY + 1);
+        assert_eq!(events[MAX_TURNED_AWAY].event, Event::Saved { step: 7 });
+    }
+}
