@@ -23,7 +23,7 @@ pub(crate) struct Progress {
     bar: ProgressBar,
     steps: u64,
     batch: usize,
-    /// What steps are counted in, such as `tokens`.
+    /// The unit of a step's speed, such as `tokens`.
     targets: String,
     /// The ticket with which joiners connect.
     ticket: Option<String>,

@@ -46,11 +46,11 @@ pub struct Text {
     pub validation: Validation,
     /// Whether each epoch draws the contexts in another order. Default true. Otherwise they follow each other.
     pub shuffle: bool,
-    /// What the documents in one sample see of each other. Default `joined`.
+    /// Whether the documents in one sample see each other. Default `joined`.
     pub documents: Documents,
 }
 
-/// What the documents in one sample of text see of each other.
+/// Whether the documents in one sample of text see each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Documents {

@@ -1,7 +1,8 @@
-//! What happens in a run, declared once.
+//! The events of a run, each declared once.
 //!
-//! [`Event`] has each event with its fields and their units. [`Event::lines`] has the words for people. From this list
-//! come the lines of the terminal, `events.jsonl`, `metrics.jsonl` and the incidents of `summary.json`.
+//! [`Event`] has each event with its fields and their units. [`Event::lines`] has the words for people. The lines of the
+//! terminal and of `events.jsonl` come from this list. A line of `metrics.jsonl` is the content of [`Event::Step`], with the
+//! validation that follows it, and the incidents of `summary.json` are those of [`Event::Started`].
 
 mod records;
 
@@ -71,7 +72,7 @@ pub enum Event {
         schedule: String,
         /// Micro-batches per step.
         micro_batches: u32,
-        /// What `tokens_per_s` in `metrics.jsonl` counts: tokens, images, targets or samples.
+        /// The unit of `tokens_per_s` in `metrics.jsonl`: tokens, images, targets or samples.
         targets: String,
         /// Sentences about the plan.
         notes: Vec<String>,
@@ -159,7 +160,7 @@ pub enum Event {
         peer: String,
         /// The step.
         step: u64,
-        /// What happened, in words that follow the name.
+        /// The finding, in words that follow the name.
         what: String,
         /// Advice to the user.
         advice: String,
@@ -234,7 +235,7 @@ pub enum Event {
 pub struct Timed {
     /// Seconds since 1970, in UTC.
     pub time: f64,
-    /// What happened then.
+    /// The event.
     #[serde(flatten)]
     pub event: Event,
 }

@@ -1,4 +1,4 @@
-//! What files and people get of an event.
+//! An event as files and people get it.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use fusionllm_events::{Event, IncidentSummary, StepMetrics, Timed};

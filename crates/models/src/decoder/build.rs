@@ -371,7 +371,7 @@ impl Cache {
     }
 }
 
-/// What a graph reads.
+/// The tokens that a graph reads, and where their positions come from.
 #[derive(Clone, Copy)]
 enum Read {
     /// Sequences from their first token on.
