@@ -361,6 +361,11 @@ fn the_quick_start_takes_another_network() {
     let job = Job::quick_start(&overrides).unwrap();
     assert!(matches!(job.model.family, Family::Decoder(_)));
     assert_eq!(job.train.batch, 16);
+    // Nor are its data those of another kind: the archive is what is missing, and the images are.
+    for (other, missing) in [("model.file=absent.pt2", "absent.pt2"), ("model.family=resnet", "no training images")] {
+        let error = Job::quick_start(&[other.into()]).unwrap_err().to_string();
+        assert!(error.contains(missing), "{error}");
+    }
     let Family::Gpt2(gpt2) = Job::quick_start(&["model.family=gpt2".into()]).unwrap().model.family else {
         panic!("no GPT-2");
     };
