@@ -5,10 +5,10 @@ use std::path::Path;
 use std::time::Instant;
 
 use fusionllm_plan::{
-    Change, Line, Origin, PlanDetail, PlanError, SavedPlan, SimulateOptions, Simulation, WhatIf, picture, simulate,
-    what_if,
+    Change, Line, Origin, PlanDetail, PlanError, SavedPlan, SimulateOptions, Simulation, WhatIf, simulate, what_if,
 };
 use fusionllm_program::{PeerId, Program};
+use fusionllm_view::picture;
 use fusionllm_workbench::model::models;
 use fusionllm_workbench::planning::{Planned, plan_for};
 use fusionllm_workspace::config::Testbed;

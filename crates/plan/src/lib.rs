@@ -11,7 +11,6 @@ mod cost;
 mod error;
 mod graph_facts;
 mod offload;
-pub mod picture;
 mod plan;
 mod saved;
 mod schedule;

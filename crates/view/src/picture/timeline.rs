@@ -2,8 +2,8 @@ use fusionllm_graph::units::{bytes, counted, seconds};
 use fusionllm_program::PeerId;
 
 use super::svg::{Anchor, FAINT, INK, RULE, Svg, fill};
-use crate::cost::Cluster;
-use crate::simulate::{Activity, Simulation, Span};
+use fusionllm_plan::Cluster;
+use fusionllm_plan::{Activity, Simulation, Span};
 
 const WIDTH: f64 = 1280.0;
 const LEFT: f64 = 130.0;

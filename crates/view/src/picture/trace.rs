@@ -1,8 +1,8 @@
 use fusionllm_program::PeerId;
 use serde_json::{Value, json};
 
-use crate::cost::Cluster;
-use crate::simulate::{Activity, Simulation};
+use fusionllm_plan::Cluster;
+use fusionllm_plan::{Activity, Simulation};
 
 /// One recorded step as a trace in the [format] that Chrome and Perfetto open. Each peer is a process. One of its
 /// threads computes; for each receiver, another thread sends. Times are in microseconds.

@@ -4,9 +4,9 @@ use fusionllm_graph::units::{bytes, counted, rate, seconds};
 use fusionllm_program::PeerId;
 
 use super::svg::{Anchor, FAINT, INK, RULE, Svg, fill};
-use crate::cost::{Cluster, Link, Place};
-use crate::plan::Plan;
-use crate::simulate::Simulation;
+use fusionllm_plan::Plan;
+use fusionllm_plan::Simulation;
+use fusionllm_plan::{Cluster, Link, Place};
 
 const WIDTH: f64 = 1280.0;
 const MARGIN: f64 = 28.0;
