@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use fusionllm_plan::{
-    Change, Line, Origin, PlanDetail, PlanError, SavedPlan, SimulateOptions, Simulation, WhatIf, simulate, what_if,
+    Origin, PlanDetail, PlanError, SavedPlan, SimulateOptions, Simulation, WhatIf, simulate, what_if, what_if_sentences,
 };
 use fusionllm_program::{PeerId, Program};
 use fusionllm_view::picture;
@@ -101,7 +101,7 @@ impl Outcome {
         let failed = |e: PlanError| Failure::running(e);
         let mut object = saved.to_value(&self.simulation, PlanDetail::Summary).map_err(failed)?;
         if let Some(object) = object.as_object_mut() {
-            let lines: Vec<String> = sentences(saved, &self.what_if);
+            let lines: Vec<String> = what_if_sentences(&saved.cluster, &self.what_if);
             let changes = self.what_if.iter().zip(lines).map(
                 |(w, line)| serde_json::json!({ "what_if": line, "predicted_step_s": w.step_s, "speedup": w.speedup }),
             );
@@ -118,7 +118,7 @@ impl Outcome {
             let _ = write!(out, "\n{lines}");
         }
         out += "\n";
-        for line in missing.iter().chain(&saved.origin.notes).chain(&sentences(saved, &self.what_if)) {
+        for line in missing.iter().chain(&saved.origin.notes).chain(&what_if_sentences(&saved.cluster, &self.what_if)) {
             out += &format!("{}\n", wrap(line, WIDTH).join("\n"));
         }
         out
@@ -207,41 +207,6 @@ impl Outcome {
     fn share(&self, seconds: f64) -> String {
         format!("{:.0} %", 100.0 * seconds / self.simulation.step_s)
     }
-}
-
-/// Sentences about the bottleneck of the step, and about other changes that would help.
-fn sentences(saved: &SavedPlan, found: &[WhatIf]) -> Vec<String> {
-    let cluster = &saved.cluster;
-    if found.is_empty() {
-        return vec!["nothing alone limits the step".into()];
-    }
-    let sentence = |(i, w): (usize, &WhatIf)| {
-        let better = |now: &fusionllm_plan::Link, then: &fusionllm_plan::Link| match now.latency > then.latency {
-            true => format!("with a latency of {}", units::seconds(then.latency)),
-            false => format!("at {}", units::rate(then.bandwidth)),
-        };
-        let (what, how) = match &w.change {
-            // A change counts for both directions.
-            Change::Line { line: Line::Card { host, .. }, now, then } => {
-                (format!("the network card of {}", cluster.host_name(*host)), better(now, then))
-            }
-            Change::Line { line: Line::Uplink { site, .. }, now, then } => {
-                let name = cluster.sites().get(*site as usize).map_or("?", |s| &s.name);
-                (format!("the uplink of {name}"), better(now, then))
-            }
-            Change::Line { line, now, then } => (format!("the {}", cluster.line_name(*line)), better(now, then)),
-            Change::Device { peer, times } => {
-                (format!("device {}", cluster.name(*peer)), format!("{times} times as fast"))
-            }
-        };
-        let times = if w.speedup < 1.095 { format!("{:.2}", w.speedup) } else { format!("{:.1}", w.speedup) };
-        let gain = format!("it would be {times}x faster ({} a step)", units::seconds(w.step_s));
-        match i {
-            0 => format!("{what} limits the step: {how} {gain}"),
-            _ => format!("{what}: {how} {gain}"),
-        }
-    };
-    found.iter().enumerate().take(4).map(sentence).collect()
 }
 
 /// `0–3, 7`.

@@ -15,7 +15,7 @@ mod steps;
 mod what_if;
 
 pub(crate) use steps::node_seconds;
-pub use what_if::{Change, WhatIf, what_if};
+pub use what_if::{Change, WhatIf, what_if, what_if_sentences};
 
 use fusionllm_program::{Address, Optimizer, PeerId, Program};
 

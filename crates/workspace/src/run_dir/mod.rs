@@ -16,6 +16,7 @@
 //!   summary.json     the whole run, written at its end
 //! ```
 
+mod record;
 mod records;
 
 use std::borrow::Cow;
@@ -27,6 +28,7 @@ use std::time::SystemTime;
 use fusionllm_data::{DiskError, Tokenizer, write_atomic, write_private, write_private_atomic};
 use fusionllm_events::{StepMetrics, Timed};
 use fusionllm_graph::Advice;
+pub use record::RunRecord;
 pub use records::{LinkSummary, PeerSummary, Summary};
 
 use serde::Serialize;
