@@ -40,7 +40,7 @@ pub(crate) fn plan(args: &PlanArgs, json: bool) -> Result<(), Failure> {
         write(path, &saved.to_json(&outcome.simulation).map_err(Failure::running)?)?;
     }
     if let Some(path) = &args.svg {
-        write(path, &picture::cluster(&saved.cluster, &saved.plan, &outcome.simulation))?;
+        write(path, &picture::cluster(&saved.cluster, &saved.plan, &outcome.simulation).file())?;
     }
     outcome.show(&saved, json)?;
     if !json && let Some(path) = &args.output {
@@ -59,7 +59,7 @@ pub(crate) fn simulate_file(args: &SimulateArgs, json: bool) -> Result<(), Failu
     let programs = saved.programs()?;
     let outcome = Outcome::new(&saved, programs, None, args.svg.is_some() || args.trace.is_some())?;
     if let Some(path) = &args.svg {
-        write(path, &picture::timeline(&saved.cluster, &outcome.simulation))?;
+        write(path, &picture::timeline(&saved.cluster, &outcome.simulation).file())?;
     }
     if let Some(path) = &args.trace {
         write(path, &picture::chrome_trace(&saved.cluster, &outcome.simulation))?;

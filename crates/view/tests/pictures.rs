@@ -48,6 +48,7 @@ fn pictures_are_well_formed() {
     for svg in
         [picture::timeline(&saved.cluster, &simulation), picture::cluster(&saved.cluster, &saved.plan, &simulation)]
     {
+        let svg = svg.file();
         assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
         let opened = svg.matches("<rect").count() + svg.matches("<path").count() + svg.matches("<line").count();
         let closed = svg.matches("/>").count() + svg.matches("</rect>").count() + svg.matches("</path>").count();
@@ -56,6 +57,18 @@ fn pictures_are_well_formed() {
         for p in saved.plan.peers.iter() {
             assert!(svg.contains(&format!(">{p}</text>")), "{p} is shown");
         }
+    }
+    for picture in
+        [picture::timeline(&saved.cluster, &simulation), picture::cluster(&saved.cluster, &saved.plan, &simulation)]
+    {
+        let (file, embedded) = (picture.file(), picture.embedded());
+        let style = picture::style();
+        for class in embedded.split("class=\"").skip(1).flat_map(|rest| rest.split('"').next().unwrap().split(' ')) {
+            assert!(style.contains(&format!(".{class}{{")), "{class} has a rule");
+        }
+        let colorful = |svg: &str| svg.contains("fill=\"") || svg.contains("stroke=\"");
+        assert!(!colorful(&file) && !colorful(&embedded), "classes alone have colours");
+        assert!(!embedded.contains("<style>") && embedded.contains("role=\"img\" aria-label=\""));
     }
     let trace: serde_json::Value = serde_json::from_str(&picture::chrome_trace(&saved.cluster, &simulation)).unwrap();
     let events = trace["traceEvents"].as_array().unwrap();

@@ -3,7 +3,8 @@ use std::collections::BTreeMap;
 use fusionllm_graph::units::{bytes, counted, rate, seconds};
 use fusionllm_program::PeerId;
 
-use super::svg::{Anchor, FAINT, INK, RULE, Svg, fill};
+use super::measure::shortened;
+use super::svg::{Anchor, Picture, Svg};
 use fusionllm_plan::Plan;
 use fusionllm_plan::Simulation;
 use fusionllm_plan::{Cluster, Link, Place};
@@ -33,7 +34,7 @@ struct Group {
 
 /// Draws a cluster and a plan as SVG: sites and devices in pipeline order, what each device runs and holds, and what
 /// each link carries.
-pub fn cluster(cluster: &Cluster, plan: &Plan, simulation: &Simulation) -> String {
+pub fn cluster(cluster: &Cluster, plan: &Plan, simulation: &Simulation) -> Picture {
     let card = match cluster.devices().len() {
         0..=60 => Card { width: 188.0, height: 78.0, gap: 26.0, column: 6, detailed: true },
         _ => Card { width: 30.0, height: 30.0, gap: 8.0, column: 12, detailed: false },
@@ -43,14 +44,6 @@ pub fn cluster(cluster: &Cluster, plan: &Plan, simulation: &Simulation) -> Strin
     let bottom = lay_out(&mut groups, &card);
     let spots: BTreeMap<PeerId, [f64; 2]> = groups.iter().flat_map(|g| spots(g, &card)).collect();
 
-    let mut svg = Svg::new(WIDTH, bottom + 56.0);
-    svg.text(
-        [24.0, 38.0],
-        20.0,
-        Anchor::Start,
-        &format!("{} font-weight=\"650\"", fill(INK)),
-        "The cluster and the cut",
-    );
     let subtitle = format!(
         "{} a step · {} · {} on {} of {}, {}",
         seconds(simulation.step_s),
@@ -60,13 +53,15 @@ pub fn cluster(cluster: &Cluster, plan: &Plan, simulation: &Simulation) -> Strin
         counted(cluster.devices().len(), "device"),
         counted(plan.micro_batches, "micro-batch")
     );
-    svg.text([24.0, 60.0], 13.0, Anchor::Start, &fill(FAINT), &subtitle);
+    let mut svg = Svg::new(&format!("The cluster and the cut: {subtitle}"), WIDTH, bottom + 56.0);
+    svg.text([24.0, 38.0], 20.0, Anchor::Start, "ink strong", "The cluster and the cut");
+    svg.text([24.0, 60.0], 13.0, Anchor::Start, "faint", &subtitle);
     for g in &groups {
-        svg.rect(g.place, 12.0, "fill=\"#f8fafc\" stroke=\"#e2e8f0\"", "");
+        svg.rect(g.place, 12.0, "site", "");
         let [x, y, ..] = g.place;
-        svg.text([x + 14.0, y + 22.0], 13.0, Anchor::Start, &format!("{} font-weight=\"600\"", fill(INK)), &g.title);
+        svg.text([x + 14.0, y + 22.0], 13.0, Anchor::Start, "ink strong", &g.title);
         if card.detailed {
-            svg.text([x + 14.0, y + 38.0], 11.0, Anchor::Start, &fill(FAINT), &g.subtitle);
+            svg.text([x + 14.0, y + 38.0], 11.0, Anchor::Start, "faint", &g.subtitle);
         }
     }
     let labels = links(&mut svg, cluster, simulation, &spots, &card);
@@ -76,8 +71,8 @@ pub fn cluster(cluster: &Cluster, plan: &Plan, simulation: &Simulation) -> Strin
     // Labels are drawn above all else.
     for ([x, y], text, color) in labels {
         let width = 6.2 * text.chars().count() as f64 + 12.0;
-        svg.rect([x - width / 2.0, y - 9.0, width, 18.0], 9.0, &format!("fill=\"#ffffff\" stroke=\"{color}\""), "");
-        svg.text([x, y + 4.0], 11.0, Anchor::Middle, &fill(INK), &text);
+        svg.rect([x - width / 2.0, y - 9.0, width, 18.0], 9.0, &format!("label-{color}"), "");
+        svg.text([x, y + 4.0], 11.0, Anchor::Middle, "ink", &text);
     }
     key(&mut svg, bottom + 34.0);
     svg.finish()
@@ -158,10 +153,10 @@ fn spots(group: &Group, card: &Card) -> Vec<(PeerId, [f64; 2])> {
 /// Green for an idle link, red for one that is always busy.
 fn heat(share: f64) -> &'static str {
     match share {
-        s if s < 0.25 => "#10b981",
-        s if s < 0.5 => "#84cc16",
-        s if s < 0.75 => "#f59e0b",
-        _ => "#ef4444",
+        s if s < 0.25 => "calm",
+        s if s < 0.5 => "fair",
+        s if s < 0.75 => "warm",
+        _ => "hot",
     }
 }
 
@@ -258,10 +253,7 @@ fn links(
             bytes(carried),
             100.0 * share
         );
-        let style = format!(
-            "fill=\"none\" stroke=\"{color}\" stroke-width=\"{width:.1}\" stroke-linecap=\"round\" opacity=\"0.85\""
-        );
-        svg.path(&d, &style, &title);
+        svg.path(&d, &format!("link-{color}"), width, &title);
         // The label is on the line, where no card covers it.
         let clear = |[x, y]: [f64; 2]| {
             spots
@@ -302,61 +294,52 @@ fn device(
         bytes(device.memory)
     );
     if !card.detailed {
-        let shade =
-            if stages.is_empty() { "#e5e7eb".into() } else { format!("hsl(217 91% {:.0}%)", 88.0 - 36.0 * busy) };
-        svg.rect([x, y, card.width, card.height], 6.0, &fill(&shade), &title);
+        let shade = if stages.is_empty() { "unused" } else { "device" };
+        svg.rect([x, y, card.width, card.height], 6.0, shade, &title);
         if let Some(s) = stages.first() {
-            svg.text([cx, cy + 4.0], 11.0, Anchor::Middle, &fill("#ffffff"), &s.to_string());
+            svg.text([cx, cy + 4.0], 11.0, Anchor::Middle, "ink", &s.to_string());
         }
         return;
     }
-    let faded = if stages.is_empty() { " opacity=\"0.55\"" } else { "" };
-    svg.rect([x, y, card.width, card.height], 9.0, &format!("fill=\"#ffffff\" stroke=\"#cbd5e1\"{faded}"), &title);
-    svg.text([x + 12.0, y + 21.0], 13.5, Anchor::Start, &format!("{} font-weight=\"600\"", fill(INK)), &device.name);
+    let class = if stages.is_empty() { "unused" } else { "device" };
+    svg.rect([x, y, card.width, card.height], 9.0, class, &title);
+    svg.text([x + 12.0, y + 21.0], 13.5, Anchor::Start, "ink strong", &shortened(&device.name, 13.5, 90.0));
     let what = match &stages[..] {
         [] => "left out".to_owned(),
         [s] => format!("stage {s}"),
         [first, .., last] if last - first + 1 == stages.len() => format!("stages {first}–{last}"),
         several => format!("stages {}", several.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")),
     };
-    svg.text([x + card.width - 12.0, y + 21.0], 11.5, Anchor::End, &fill("#2563eb"), &what);
+    svg.text([x + card.width - 12.0, y + 21.0], 11.5, Anchor::End, "stage", &what);
     let line = match operators {
         0 => String::new(),
         n => counted(n, "operator"),
     };
-    svg.text([x + 12.0, y + 37.0], 11.0, Anchor::Start, &fill(FAINT), &line);
+    svg.text([x + 12.0, y + 37.0], 11.0, Anchor::Start, "faint", &line);
     for (i, (name, share, value, color)) in [
-        ("busy", busy, format!("{:.0} %", 100.0 * busy), "#3b82f6"),
-        ("memory", full, bytes(load.peak_bytes), if full > 0.95 { "#ef4444" } else { "#8b5cf6" }),
+        ("busy", busy, format!("{:.0} %", 100.0 * busy), "busy"),
+        ("memory", full, bytes(load.peak_bytes), if full > 0.95 { "hot" } else { "memory" }),
     ]
     .into_iter()
     .enumerate()
     {
         let top = y + 50.0 + 14.0 * i as f64;
-        svg.text([x + 12.0, top + 5.0], 10.0, Anchor::Start, &fill(FAINT), name);
+        svg.text([x + 12.0, top + 5.0], 10.0, Anchor::Start, "faint", name);
         let (left, width) = (x + 56.0, card.width - 56.0 - 62.0);
-        svg.rect([left, top - 1.0, width, 5.0], 2.5, &fill(RULE), "");
-        svg.rect(
-            [left, top - 1.0, (width * share).max(if share > 0.0 { 2.5 } else { 0.0 }), 5.0],
-            2.5,
-            &fill(color),
-            "",
-        );
-        svg.text([x + card.width - 12.0, top + 5.0], 10.0, Anchor::End, &fill(INK), &value);
+        svg.rect([left, top - 1.0, width, 5.0], 2.5, "track", "");
+        svg.rect([left, top - 1.0, (width * share).max(if share > 0.0 { 2.5 } else { 0.0 }), 5.0], 2.5, color, "");
+        svg.text([x + card.width - 12.0, top + 5.0], 10.0, Anchor::End, "ink", &value);
     }
 }
 
 fn key(svg: &mut Svg, y: f64) {
     let mut x = 24.0;
-    svg.text([x, y], 12.0, Anchor::Start, &fill(FAINT), "links, by the share of a step in which they are busy:");
+    svg.text([x, y], 12.0, Anchor::Start, "faint", "links, by the share of a step in which they are busy:");
     x += 334.0;
     for (share, text) in [(0.0, "below 25 %"), (0.3, "25 to 50 %"), (0.6, "50 to 75 %"), (0.9, "above 75 %")] {
-        svg.line(
-            [x, y - 4.0, x + 22.0, y - 4.0],
-            &format!("stroke=\"{}\" stroke-width=\"4\" stroke-linecap=\"round\"", heat(share)),
-        );
-        svg.text([x + 30.0, y], 12.0, Anchor::Start, &fill(INK), text);
+        svg.rect([x, y - 6.0, 22.0, 4.0], 2.0, heat(share), "");
+        svg.text([x + 30.0, y], 12.0, Anchor::Start, "ink", text);
         x += 116.0;
     }
-    svg.text([x + 6.0, y], 12.0, Anchor::Start, &fill(FAINT), "thicker: carries more");
+    svg.text([x + 6.0, y], 12.0, Anchor::Start, "faint", "thicker: carries more");
 }

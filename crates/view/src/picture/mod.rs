@@ -1,10 +1,14 @@
 //! Pictures of plans as SVG, and one step as a trace.
 
 mod cluster;
-mod svg;
+pub(crate) mod measure;
+pub(crate) mod style;
+pub(crate) mod svg;
 mod timeline;
 mod trace;
 
 pub use cluster::cluster;
+pub use style::style;
+pub use svg::Picture;
 pub use timeline::timeline;
 pub use trace::chrome_trace;

@@ -1,7 +1,7 @@
 use fusionllm_graph::units::{bytes, counted, seconds};
 use fusionllm_program::PeerId;
 
-use super::svg::{Anchor, FAINT, INK, RULE, Svg, fill};
+use super::svg::{Anchor, Picture, Svg};
 use fusionllm_plan::Cluster;
 use fusionllm_plan::{Activity, Simulation, Span};
 
@@ -9,20 +9,19 @@ const WIDTH: f64 = 1280.0;
 const LEFT: f64 = 130.0;
 const RIGHT: f64 = 84.0;
 const TOP: f64 = 104.0;
-const SEND: &str = "#0d9488";
 
 /// Up to this many messages, each gets an arrow.
 const ARROWS: usize = 600;
 
-fn color(activity: Activity) -> &'static str {
+fn class(activity: Activity) -> &'static str {
     match activity {
-        Activity::Forward => "#3b82f6",
-        Activity::Backward => "#f59e0b",
-        Activity::WeightGrad => "#fcd34d",
-        Activity::Update => "#8b5cf6",
-        Activity::Offload => "#a3744a",
-        Activity::Wait => "#eef0f3",
-        Activity::Verdict => "#d8dce3",
+        Activity::Forward => "forward",
+        Activity::Backward => "backward",
+        Activity::WeightGrad => "weight-grad",
+        Activity::Update => "update",
+        Activity::Offload => "offload",
+        Activity::Wait => "wait",
+        Activity::Verdict => "verdict",
     }
 }
 
@@ -39,7 +38,7 @@ fn word(activity: Activity) -> &'static str {
 }
 
 /// Draws one recorded step as SVG. Each peer has a row with its activity, and below it the messages that it sends.
-pub fn timeline(cluster: &Cluster, simulation: &Simulation) -> String {
+pub fn timeline(cluster: &Cluster, simulation: &Simulation) -> Picture {
     let peers = simulation.peers.len();
     let (row, gap) = match peers {
         0..=24 => (30.0, 14.0),
@@ -54,9 +53,6 @@ pub fn timeline(cluster: &Cluster, simulation: &Simulation) -> String {
     let scale = (WIDTH - LEFT - RIGHT) / end;
     let x = |t: f64| LEFT + t * scale;
     let y = |p: PeerId| TOP + pitch * f64::from(p.0);
-    let mut svg = Svg::new(WIDTH, height);
-
-    svg.text([24.0, 38.0], 20.0, Anchor::Start, &format!("{} font-weight=\"650\"", fill(INK)), "One training step");
     let busy: f64 =
         simulation.peers.iter().map(|p| p.compute_s).sum::<f64>() / (simulation.step_s * peers.max(1) as f64);
     let subtitle = format!(
@@ -65,24 +61,20 @@ pub fn timeline(cluster: &Cluster, simulation: &Simulation) -> String {
         counted(peers, "peer"),
         100.0 * busy
     );
-    svg.text([24.0, 60.0], 13.0, Anchor::Start, &fill(FAINT), &subtitle);
+    let mut svg = Svg::new(&format!("One training step: {subtitle}"), WIDTH, height);
+    svg.text([24.0, 38.0], 20.0, Anchor::Start, "ink strong", "One training step");
+    svg.text([24.0, 60.0], 13.0, Anchor::Start, "faint", &subtitle);
     legend(&mut svg, simulation);
     axis(&mut svg, end, &x, height - 34.0);
 
     for p in (0..peers as u32).map(PeerId) {
         let top = y(p);
-        svg.rect([LEFT, top, x(end) - LEFT, row], 0.0, "fill=\"#fafbfc\"", "");
+        svg.rect([LEFT, top, x(end) - LEFT, row], 0.0, "row", "");
         if tall {
             let middle = top + row / 2.0 + 4.5;
-            svg.text(
-                [LEFT - 12.0, middle],
-                13.0,
-                Anchor::End,
-                &format!("{} font-weight=\"550\"", fill(INK)),
-                &short(cluster.name(p)),
-            );
+            svg.text([LEFT - 12.0, middle], 13.0, Anchor::End, "ink strong", &short(cluster.name(p)));
             let share = format!("{:.0} %", 100.0 * simulation.peers[p.0 as usize].compute_s / simulation.step_s);
-            svg.text([x(end) + 12.0, middle], 12.0, Anchor::Start, &fill(FAINT), &share);
+            svg.text([x(end) + 12.0, middle], 12.0, Anchor::Start, "faint", &share);
         }
     }
     for span in merged(&simulation.spans, 0.4 / scale) {
@@ -93,7 +85,7 @@ pub fn timeline(cluster: &Cluster, simulation: &Simulation) -> String {
         let (start, last) = (x(t.start), x(t.end).max(x(t.start) + 0.75));
         let title =
             format!("{} to {}: {}, {}", t.tensor, cluster.name(t.to), bytes(t.bytes), seconds(t.arrived - t.sent));
-        svg.rect([start, y(t.from) + row + 1.5, last - start, sends - 1.0], 1.0, &fill(SEND), &title);
+        svg.rect([start, y(t.from) + row + 1.5, last - start, sends - 1.0], 1.0, "send", &title);
         if between.len() <= ARROWS && t.to.0 < peers as u32 {
             let down = t.to > t.from;
             let from = y(t.from) + row + sends;
@@ -101,7 +93,7 @@ pub fn timeline(cluster: &Cluster, simulation: &Simulation) -> String {
             let (x1, x2) = (x(t.end), x(t.arrived));
             let bend = (to - from) * 0.5;
             let d = format!("M{x1:.1} {from:.1}C{x1:.1} {:.1} {x2:.1} {:.1} {x2:.1} {to:.1}", from + bend, to - bend);
-            svg.path(&d, &format!("fill=\"none\" stroke=\"{SEND}\" stroke-width=\"0.9\" opacity=\"0.45\""), "");
+            svg.path(&d, "message", 0.0, "");
         }
     }
     svg.finish()
@@ -118,11 +110,11 @@ fn legend(svg: &mut Svg, simulation: &Simulation) {
         Activity::Forward,
     ];
     let there = all.into_iter().filter(|d| simulation.spans.iter().any(|s| s.activity == *d));
-    let entries = [(SEND, "send")].into_iter().chain(there.map(|d| (color(d), word(d))));
-    for (color, word) in entries {
+    let entries = [("send", "send")].into_iter().chain(there.map(|d| (class(d), word(d))));
+    for (class, word) in entries {
         x -= 7.6 * word.chars().count() as f64 + 30.0;
-        svg.rect([x, 27.0, 12.0, 12.0], 3.0, &fill(color), "");
-        svg.text([x + 18.0, 37.5], 13.0, Anchor::Start, &fill(INK), word);
+        svg.rect([x, 27.0, 12.0, 12.0], 3.0, class, "");
+        svg.text([x + 18.0, 37.5], 13.0, Anchor::Start, "ink", word);
     }
 }
 
@@ -133,9 +125,9 @@ fn axis(svg: &mut Svg, end: f64, x: &impl Fn(f64) -> f64, bottom: f64) {
     let step = [1.0, 2.0, 5.0, 10.0].into_iter().map(|f| f * power).find(|s| *s >= rough).unwrap_or(rough);
     for i in 0..=(end / step) as usize {
         let t = i as f64 * step;
-        svg.line([x(t), TOP - 10.0, x(t), bottom], &format!("stroke=\"{RULE}\" stroke-width=\"1\""));
+        svg.line([x(t), TOP - 10.0, x(t), bottom], "rule");
         let label = if i == 0 { "0".into() } else { seconds(t) };
-        svg.text([x(t), TOP - 16.0], 11.0, Anchor::Middle, &fill(FAINT), &label);
+        svg.text([x(t), TOP - 16.0], 11.0, Anchor::Middle, "faint", &label);
     }
 }
 
@@ -148,11 +140,10 @@ fn draw(svg: &mut Svg, span: &Span, [x, y, w, h]: [f64; 4], tall: bool) {
     let works = span.activity.computes();
     // A small gap between neighbours.
     let inner = if w > 3.0 && works { w - 0.8 } else { w };
-    svg.rect([x, y, inner, h], if tall && w > 6.0 && works { 2.5 } else { 0.0 }, &fill(color(span.activity)), &title);
+    svg.rect([x, y, inner, h], if tall && w > 6.0 && works { 2.5 } else { 0.0 }, class(span.activity), &title);
     if let (true, true, Some(m)) = (works && tall, w > 15.0, span.micro_batch) {
-        let dark = span.activity == Activity::WeightGrad;
-        let style = format!("{} font-weight=\"600\"", fill(if dark { "#78350f" } else { "#ffffff" }));
-        svg.text([x + w / 2.0, y + h / 2.0 + 4.0], 11.0, Anchor::Middle, &style, &m.to_string());
+        let class = format!("on-{} strong", class(span.activity));
+        svg.text([x + w / 2.0, y + h / 2.0 + 4.0], 11.0, Anchor::Middle, &class, &m.to_string());
     }
 }
 
