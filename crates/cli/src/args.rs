@@ -30,6 +30,8 @@ pub(crate) enum Command {
     Join(JoinArgs),
     /// Show how a run is doing: its phase, steps, members and interruptions.
     Status(StatusArgs),
+    /// Write a page about a run, or about several side by side: curves, the cluster, a step, events.
+    Report(ReportArgs),
     /// Put a member out of a run for good. The run goes on without it.
     Kick(KickArgs),
     /// Make another ticket for a run.
@@ -111,6 +113,17 @@ pub(crate) struct RunArgs {
     /// when that program ends. A job on standard input then ends with a zero byte.
     #[arg(long, hide = true)]
     pub(crate) tethered: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReportArgs {
+    /// Directories of runs.
+    #[arg(required = true, value_name = "RUN")]
+    pub(crate) runs: Vec<PathBuf>,
+
+    /// The file to write. It needs nothing else, and no network.
+    #[arg(short, long, value_name = "F.html", default_value = "report.html")]
+    pub(crate) output: PathBuf,
 }
 
 #[derive(Debug, Args)]

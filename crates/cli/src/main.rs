@@ -13,6 +13,7 @@ mod import;
 mod join;
 mod output;
 mod owner;
+mod page;
 mod plan;
 mod profile;
 mod progress;
@@ -61,6 +62,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Broker(broker) => train::broker(broker, arguments.json),
         Command::Join(join) => join::join(join, arguments.json),
         Command::Status(args) => owner::status(&args, arguments.json),
+        Command::Report(args) => page::report(&args, arguments.json),
         Command::Kick(args) => owner::kick(&args, arguments.json),
         Command::Invite(args) => owner::invite(&args, arguments.json),
         Command::Revoke(args) => owner::revoke(&args, arguments.json),

@@ -143,11 +143,11 @@ impl Chart {
                     svg viewBox={ "0 0 " (WIDTH) " " (HEIGHT) } preserveAspectRatio="none" aria-hidden="true" {
                         @for tick in &vertical.ticks {
                             @let at = y(vertical.place(*tick));
-                            path.grid d={ "M0 " (at) "H" (WIDTH) };
+                            path.grid d={ "M0 " (at) "H" (WIDTH) } {}
                         }
                         @for mark in &self.marks {
                             @let at = x(horizontal.place(mark.step as f64));
-                            path.event d={ "M" (at) " 0V" (HEIGHT) };
+                            path.event d={ "M" (at) " 0V" (HEIGHT) } {}
                         }
                         @for (curve, points) in self.curves.iter().zip(&thinned) {
                             (curve.draw(points, &horizontal, &vertical))
@@ -242,10 +242,10 @@ impl Curve {
         let band = band.then(|| forth.chain(back).collect::<Vec<_>>().join("L"));
         html! {
             g.{ "c" (self.color % 6) } {
-                @if let Some(band) = band { path.band d={ "M" (band) "Z" }; }
-                path.(self.shape.class()) d=(line);
+                @if let Some(band) = band { path.band d={ "M" (band) "Z" } {} }
+                path.(self.shape.class()) d=(line) {}
                 // A line of no length is a dot that the page does not stretch.
-                @if self.shape == Shape::Dots || wide.len() == 1 { path.dot d=(dots); }
+                @if self.shape == Shape::Dots || wide.len() == 1 { path.dot d=(dots) {} }
             }
         }
     }

@@ -15,6 +15,8 @@ use fusionllm_protocol::RunStatus;
 use fusionllm_workspace::run_dir::Summary;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
+use crate::picture;
+
 pub use parts::parts;
 
 /// A run, as a page shows it.
@@ -110,7 +112,7 @@ fn page(title: &str, body: &Markup, script: &str, nonce: Option<&str>) -> String
                 title { (title) " · FusionLLM" }
                 // Without it, browsers ask for a file.
                 link rel="icon" href="data:,";
-                style { (PreEscaped(STYLE)) }
+                style { (PreEscaped(STYLE)) (PreEscaped(picture::style())) }
             }
             body {
                 main { (body) }

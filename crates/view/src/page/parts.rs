@@ -5,20 +5,22 @@ use std::time::{Duration, UNIX_EPOCH};
 use fusionllm_events::{Event, Timed};
 use fusionllm_graph::units;
 use fusionllm_protocol::RunPhase;
-use maud::{Markup, html};
+use maud::{Markup, PreEscaped, html};
 
 use super::tables::known;
-use super::{RunView, curves, tables};
+use super::{Prediction, RunView, curves, tables};
+use crate::picture::{self, Picture};
 
 /// Events that the page lists. The run directory has all of them.
 const MAX_EVENTS: usize = 200;
 
 /// The parts of the page of a run, in their order, each with the name of its element. A part without content is empty.
-pub fn parts(run: &RunView<'_>) -> [(&'static str, Markup); 8] {
+pub fn parts(run: &RunView<'_>) -> [(&'static str, Markup); 9] {
     [
         ("now", now(run)),
         ("curves", curves::curves(run)),
         ("cluster", cluster(run)),
+        ("step", step(run)),
         ("peers", tables::peers(run)),
         ("links", tables::links(run)),
         ("help", help(run)),
@@ -102,8 +104,28 @@ pub(super) fn setting<'a>(run: &RunView<'a>, key: &str) -> Option<&'a str> {
 }
 
 fn cluster(run: &RunView<'_>) -> Markup {
-    let _ = run;
-    html! {}
+    html! {
+        @if let Some(Prediction { saved, simulation, .. }) = run.prediction {
+            h2 { "The cluster and the plan" }
+            (frame("The cluster", &picture::cluster(&saved.cluster, &saved.plan, simulation)))
+        }
+    }
+}
+
+fn step(run: &RunView<'_>) -> Markup {
+    html! {
+        @if let Some(Prediction { saved, simulation, .. }) = run.prediction {
+            h2 { "A step" }
+            (frame("A step", &picture::timeline(&saved.cluster, simulation)))
+        }
+    }
+}
+
+/// A picture in a frame that scrolls on its own where the page is narrow.
+fn frame(name: &str, picture: &Picture) -> Markup {
+    html! {
+        div.scroll.picture tabindex="0" role="region" aria-label=(name) { (PreEscaped(picture.embedded())) }
+    }
 }
 
 fn help(run: &RunView<'_>) -> Markup {
