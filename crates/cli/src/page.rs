@@ -33,6 +33,7 @@ impl Run {
             metrics: &self.record.metrics,
             events: &self.record.events,
             prediction: self.prediction.as_ref(),
+            last_step: self.record.last_step.as_ref(),
             summary: self.record.summary.as_ref(),
             status: None,
         }

@@ -5,10 +5,11 @@ use std::path::Path;
 use std::time::Instant;
 
 use fusionllm_plan::{
-    Origin, PlanDetail, PlanError, SavedPlan, SimulateOptions, Simulation, WhatIf, simulate, what_if, what_if_sentences,
+    Cluster, Origin, PlanDetail, PlanError, SavedPlan, SimulateOptions, Simulation, WhatIf, simulate, what_if,
+    what_if_sentences,
 };
 use fusionllm_program::{PeerId, Program};
-use fusionllm_view::picture;
+use fusionllm_view::picture::{self, Picture, Strip};
 use fusionllm_workbench::model::models;
 use fusionllm_workbench::planning::{Planned, plan_for};
 use fusionllm_workspace::config::Testbed;
@@ -59,12 +60,17 @@ pub(crate) fn simulate_file(args: &SimulateArgs, json: bool) -> Result<(), Failu
     let programs = saved.programs()?;
     let outcome = Outcome::new(&saved, programs, None, args.svg.is_some() || args.trace.is_some())?;
     if let Some(path) = &args.svg {
-        write(path, &picture::timeline(&saved.cluster, &outcome.simulation).file())?;
+        write(path, &step_picture(&saved.cluster, &outcome.simulation).file())?;
     }
     if let Some(path) = &args.trace {
         write(path, &picture::chrome_trace(&saved.cluster, &outcome.simulation))?;
     }
     outcome.show(&saved, json)
+}
+
+fn step_picture(cluster: &Cluster, simulation: &Simulation) -> Picture {
+    let names: Vec<&str> = cluster.devices().iter().map(|d| d.name.as_str()).collect();
+    picture::timeline(&names, &[Strip::predicted(simulation)])
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Failure> {

@@ -7,7 +7,7 @@ use fusionllm_graph::ops::AdamwStep;
 use fusionllm_models::Gpt2Config;
 use fusionllm_plan::{Cluster, Device, Link, Origin, Rates, SavedPlan, Schedule, Site, equal_compute};
 use fusionllm_program::Optimizer;
-use fusionllm_view::picture;
+use fusionllm_view::picture::{self, Strip};
 
 fn saved() -> SavedPlan {
     // With an explicit mask, which is filled with minus infinity.
@@ -45,9 +45,10 @@ fn saved() -> SavedPlan {
 fn pictures_are_well_formed() {
     let saved = saved();
     let simulation = saved.simulate(true).unwrap();
-    for svg in
-        [picture::timeline(&saved.cluster, &simulation), picture::cluster(&saved.cluster, &saved.plan, &simulation)]
-    {
+    for svg in [
+        picture::timeline(&["p0", "p1", "p2"], &[Strip::predicted(&simulation)]),
+        picture::cluster(&saved.cluster, &saved.plan, &simulation),
+    ] {
         let svg = svg.file();
         assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
         let opened = svg.matches("<rect").count() + svg.matches("<path").count() + svg.matches("<line").count();
@@ -58,9 +59,10 @@ fn pictures_are_well_formed() {
             assert!(svg.contains(&format!(">{p}</text>")), "{p} is shown");
         }
     }
-    for picture in
-        [picture::timeline(&saved.cluster, &simulation), picture::cluster(&saved.cluster, &saved.plan, &simulation)]
-    {
+    for picture in [
+        picture::timeline(&["p0", "p1", "p2"], &[Strip::predicted(&simulation)]),
+        picture::cluster(&saved.cluster, &saved.plan, &simulation),
+    ] {
         let (file, embedded) = (picture.file(), picture.embedded());
         let style = picture::style();
         for class in embedded.split("class=\"").skip(1).flat_map(|rest| rest.split('"').next().unwrap().split(' ')) {

@@ -154,7 +154,7 @@ impl Chart {
                         }
                     }
                     @for tick in &vertical.ticks {
-                        span.y style={ "top:" (percent(1.0 - vertical.place(*tick))) } { ((self.format)(*tick)) }
+                        span.y style={ "top:" (percent(1.0 - vertical.place(*tick))) } { (trimmed(&(self.format)(*tick))) }
                     }
                     @for tick in horizontal.ticks.iter().filter(|t| t.fract() == 0.0) {
                         span.x style={ "left:" (percent(horizontal.place(*tick))) } { (tick) }
@@ -248,6 +248,14 @@ impl Curve {
                 @if self.shape == Shape::Dots || wide.len() == 1 { path.dot d=(dots) {} }
             }
         }
+    }
+}
+
+/// A number without zeros after its point.
+fn trimmed(number: &str) -> &str {
+    match number.contains('.') && number.bytes().all(|b| b.is_ascii_digit() || b == b'.') {
+        true => number.trim_end_matches('0').trim_end_matches('.'),
+        false => number,
     }
 }
 

@@ -12,7 +12,7 @@ mod tables;
 use fusionllm_events::{StepMetrics, Timed};
 use fusionllm_plan::{PlanError, SavedPlan, SimulateOptions, Simulation, simulate, what_if, what_if_sentences};
 use fusionllm_protocol::RunStatus;
-use fusionllm_workspace::run_dir::Summary;
+use fusionllm_workspace::run_dir::{StepTrace, Summary};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use crate::picture;
@@ -32,6 +32,8 @@ pub struct RunView<'a> {
     pub events: &'a [Timed],
     /// The plan, where machines and links are known.
     pub prediction: Option<&'a Prediction>,
+    /// What each peer did in the last step, if it is known.
+    pub last_step: Option<&'a StepTrace>,
     /// The figures of the run so far, or of the whole run.
     pub summary: Option<&'a Summary>,
     /// The run at this moment, if it goes on.

@@ -9,7 +9,7 @@ use maud::{Markup, PreEscaped, html};
 
 use super::tables::known;
 use super::{Prediction, RunView, curves, tables};
-use crate::picture::{self, Picture};
+use crate::picture::{self, Picture, Strip};
 
 /// Events that the page lists. The run directory has all of them.
 const MAX_EVENTS: usize = 200;
@@ -106,7 +106,7 @@ pub(super) fn setting<'a>(run: &RunView<'a>, key: &str) -> Option<&'a str> {
 fn cluster(run: &RunView<'_>) -> Markup {
     html! {
         @if let Some(Prediction { saved, simulation, .. }) = run.prediction {
-            h2 { "The cluster and the plan" }
+            h2.unseen { "The cluster and the plan" }
             (frame("The cluster", &picture::cluster(&saved.cluster, &saved.plan, simulation)))
         }
     }
@@ -114,11 +114,27 @@ fn cluster(run: &RunView<'_>) -> Markup {
 
 fn step(run: &RunView<'_>) -> Markup {
     html! {
-        @if let Some(Prediction { saved, simulation, .. }) = run.prediction {
-            h2 { "A step" }
-            (frame("A step", &picture::timeline(&saved.cluster, simulation)))
+        @if let Some(picture) = step_picture(run) {
+            h2.unseen { "A step" }
+            (frame("A step", &picture))
         }
     }
+}
+
+/// The last step as it was predicted and as it was measured, as far as each is known.
+fn step_picture(run: &RunView<'_>) -> Option<Picture> {
+    let measured = run.last_step.map(Strip::measured);
+    let predicted = run.prediction.map(|p| Strip::predicted(&p.simulation));
+    let names: Vec<&str> = match (run.last_step, run.prediction) {
+        (Some(trace), _) => trace.peers.iter().map(|p| p.name.as_str()).collect(),
+        (None, Some(p)) => p.saved.cluster.devices().iter().map(|d| d.name.as_str()).collect(),
+        (None, None) => return None,
+    };
+    // A prediction for other peers has rows of its own, which nobody has measured.
+    let same = |p: &Prediction| p.saved.cluster.devices().iter().map(|d| &d.name).eq(&names);
+    let predicted = predicted.filter(|_| run.prediction.is_some_and(same));
+    let strips: Vec<Strip> = predicted.into_iter().chain(measured).collect();
+    Some(picture::timeline(&names, &strips))
 }
 
 /// A picture in a frame that scrolls on its own where the page is narrow.

@@ -13,6 +13,7 @@
 //!   state            where the run stands, while it goes on with joiners
 //!   measured         their machines and links
 //!   checkpoints/     see `checkpoint`
+//!   last_step.json   what each peer did in the last step, written at the end
 //!   summary.json     the whole run, written at its end
 //! ```
 
@@ -29,7 +30,7 @@ use fusionllm_data::{DiskError, Tokenizer, write_atomic, write_private, write_pr
 use fusionllm_events::{StepMetrics, Timed};
 use fusionllm_graph::Advice;
 pub use record::RunRecord;
-pub use records::{LinkSummary, PeerSummary, Summary};
+pub use records::{LinkSummary, PeerSummary, PeerTrace, StepTrace, Summary};
 
 use serde::Serialize;
 
@@ -55,6 +56,7 @@ const TICKET: &str = "ticket";
 const OWNER_TICKET: &str = "owner-ticket";
 const METRICS: &str = "metrics.jsonl";
 const EVENTS: &str = "events.jsonl";
+const LAST_STEP: &str = "last_step.json";
 const SUMMARY: &str = "summary.json";
 const CHECKPOINTS: &str = "checkpoints";
 const IDENTITY: &str = "broker-key";
@@ -178,6 +180,7 @@ impl RunDir {
         run.rewind(step)?;
         // The old summary describes a run that had ended.
         remove(&path.join(SUMMARY))?;
+        remove(&path.join(LAST_STEP))?;
         Checkpoints::new(run.checkpoints()).clean()?;
         Ok(run)
     }
@@ -374,6 +377,17 @@ impl RunDir {
     /// The disk fails.
     pub fn tell(&mut self, event: &Timed) -> Result<(), DiskError> {
         add_line(&mut self.events, event).map_err(DiskError::at(&self.path.join(EVENTS), "written"))
+    }
+
+    /// Writes `last_step.json`.
+    ///
+    /// # Errors
+    ///
+    /// The disk fails.
+    pub fn write_last_step(&self, trace: &StepTrace) -> Result<(), DiskError> {
+        let path = self.path.join(LAST_STEP);
+        let json = serde_json::to_vec(trace).map_err(|e| DiskError::at(&path, "written")(e.into()))?;
+        write_atomic(&path, &json)
     }
 
     /// Writes `summary.json`.

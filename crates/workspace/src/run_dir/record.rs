@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use fusionllm_data::DiskError;
 use fusionllm_events::{StepMetrics, Timed};
 
-use super::{JOB, METRICS, PLAN, RunDirError, Summary, read, read_events, read_metrics, read_summary};
+use super::{
+    JOB, LAST_STEP, METRICS, PLAN, RunDirError, StepTrace, Summary, read, read_events, read_metrics, read_summary,
+};
 
 /// A run, as its directory describes it. The run may be over, or go on, or have been killed.
 #[derive(Debug, Clone, PartialEq)]
@@ -20,6 +22,8 @@ pub struct RunRecord {
     pub metrics: Vec<StepMetrics>,
     /// Everything else that happened.
     pub events: Vec<Timed>,
+    /// What each peer did in the last step, if the run has ended in good order.
+    pub last_step: Option<StepTrace>,
     /// The whole run, if it has ended in good order.
     pub summary: Option<Summary>,
 }
@@ -63,6 +67,7 @@ impl RunRecord {
             plan: text(PLAN)?,
             metrics,
             events: read_events(directory)?,
+            last_step: read(&directory.join(LAST_STEP))?.and_then(|bytes| serde_json::from_slice(&bytes).ok()),
             summary: read_summary(directory)?,
         })
     }

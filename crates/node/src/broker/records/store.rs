@@ -455,6 +455,9 @@ impl Store {
         self.ledger.write()?;
         let mut summary = self.figures.summary(plan, peers, predicted_step_s, position);
         summary.overhead_s.insert("copies".into(), copies_s);
+        if let Some(trace) = self.figures.last_step(peers) {
+            self.ledger.run().write_last_step(&trace)?;
+        }
         self.ledger.run().write_summary(&summary)?;
         match self.unsaved.take() {
             Some(error) => Err(error),
