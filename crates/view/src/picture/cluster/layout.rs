@@ -140,12 +140,10 @@ fn place(scene: &Scene, detail: Detail, margin: f64) -> Vec<Place> {
         let stretch = (room - gaps) / least.iter().sum::<f64>();
         // The last row of many may be short.
         let stretch = if number > 0 && detail == Detail::Cell { stretch.min(1.6) } else { stretch };
-        let tallest = (0..row.columns.len()).map(|i| area_height(scene, row.first + i, row.columns[i], detail));
-        let height = tallest.fold(0.0, f64::max);
         let mut x = margin;
         for (i, (&columns, least)) in row.columns.iter().zip(least).enumerate() {
             let area = row.first + i;
-            let rect = [x, 0.0, least * stretch, height];
+            let rect = [x, 0.0, least * stretch, area_height(scene, area, columns, detail)];
             let count = scene.areas[area].blocks.len();
             let blocks = grid(rect, head(scene, area, detail), count, columns, &l);
             places.push(Place { rect, row: number, blocks });

@@ -4,8 +4,6 @@ mod inside;
 mod layout;
 mod paint;
 mod scene;
-#[cfg(test)]
-mod tests;
 mod unused;
 mod wires;
 
@@ -52,7 +50,7 @@ pub fn cluster(
     let mut layout = Layout::new(&scene, |places| wires::crossing(&scene, places));
     let (wires, bottom) = wires::wires(&scene, &mut layout, top);
     let strip = unused::place(&unused, bottom);
-    let keys = paint::keys(layout.detail);
+    let keys = paint::keys(&scene, layout.detail);
     let height = strip.bottom + paint::keys_height(&keys) + 20.0;
 
     let mut title = format!("The cluster and the cut: {subtitle}");
@@ -64,8 +62,9 @@ pub fn cluster(
     if let Some(limit) = limit {
         svg.text([MARGIN, 84.0], 13.0, Anchor::Start, "alarm strong", &shortened(&limit, 13.0, "alarm strong", room));
     }
+    paint::faint_wires(&mut svg, &scene, &layout);
     paint::areas(&mut svg, &scene, &layout);
-    paint::wires(&mut svg, &scene, &layout, &wires);
+    paint::wires(&mut svg, &scene, &wires);
     paint::uplinks(&mut svg, &scene, &layout);
     unused::paint(&mut svg, &unused, &strip);
     paint::draw_keys(&mut svg, &keys, strip.bottom);

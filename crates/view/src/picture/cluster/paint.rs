@@ -1,13 +1,13 @@
 //! Areas, blocks, wires and the key.
 
-use fusionllm_graph::units::{bytes, rate, seconds};
+use fusionllm_graph::units::{bytes, counted, rate, seconds};
 
 use super::super::measure::{shortened, text_width};
 use super::super::svg::{Anchor, Svg};
 use super::inside;
 use super::layout::{Detail, Layout, MARGIN, Place, WIDTH, flow, label_width};
-use super::scene::{Area, Block, Bundle, Scene, Uplink, percent};
-use super::wires::{LABELLED, Wire, rounded};
+use super::scene::{Area, Block, Bundle, Scene, Uplink, percent, stem};
+use super::wires::{LABELLED, THIN, Wire, rounded};
 
 /// The class for a line that is busy for a share of the step.
 fn heat(share: f64) -> &'static str {
@@ -64,18 +64,9 @@ fn link(svg: &mut Svg, points: &[[f64; 2]], b: &Bundle, width: f64, ends: &str) 
     svg.path(&rounded(points), &format!("link-{class}"), width, &tooltip);
 }
 
-/// Draws the connections between areas, with their labels.
-pub(super) fn wires(svg: &mut Svg, scene: &Scene, layout: &Layout, wires: &[Wire<'_>]) {
-    let most = scene.bundles.iter().map(|b| b.bytes).max().unwrap_or(1).max(1) as f64;
-    let width = |b: &Bundle| 1.8 + 4.2 * (b.bytes as f64 / most).sqrt();
-    let names = |b: &Bundle| {
-        let name = |area: usize| match &scene.areas[area] {
-            a if a.title.is_empty() => a.blocks.first().map_or(String::new(), |b| b.title.clone()),
-            a => a.title.clone(),
-        };
-        format!("{} – {}", name(b.ends[0]), name(b.ends[1]))
-    };
-    for b in scene.bundles.iter().skip(LABELLED) {
+/// Draws the connections that have no label. They are drawn below all else.
+pub(super) fn faint_wires(svg: &mut Svg, scene: &Scene, layout: &Layout) {
+    for b in scene.bundles.iter().skip(LABELLED).take(THIN) {
         let ends = b.ends.map(|e| {
             let [x, y, w, h] = layout.places[e].rect;
             [x + w / 2.0, y + h]
@@ -83,16 +74,43 @@ pub(super) fn wires(svg: &mut Svg, scene: &Scene, layout: &Layout, wires: &[Wire
         let [[x1, y1], [x2, y2]] = ends;
         let class = if b.limits { "hot" } else { heat(b.busy) };
         let d = format!("M{x1:.1} {y1:.1}C{x1:.1} {:.1} {x2:.1} {:.1} {x2:.1} {y2:.1}", y1 + 22.0, y2 + 22.0);
-        svg.path(&d, &format!("link-{class} thin"), width(b) / 2.0, &format!("{}: {}", names(b), b.tooltip));
+        let tooltip = format!("{}: {}", names(scene, b), b.tooltip);
+        svg.path(&d, &format!("link-{class} thin"), thickness(scene, b) / 2.0, &tooltip);
     }
-    // The longest ones come first, so that the others cross above them.
+}
+
+/// More bytes make a thicker line.
+fn thickness(scene: &Scene, b: &Bundle) -> f64 {
+    let most = scene.bundles.iter().map(|b| b.bytes).max().unwrap_or(1).max(1) as f64;
+    1.8 + 4.2 * (b.bytes as f64 / most).sqrt()
+}
+
+/// The areas at the ends of a connection.
+fn names(scene: &Scene, b: &Bundle) -> String {
+    let name = |area: usize| match &scene.areas[area] {
+        a if a.title.is_empty() => a.blocks.first().map_or("", |b| &b.title),
+        a => &a.title,
+    };
+    format!("{} – {}", name(b.ends[0]), name(b.ends[1]))
+}
+
+/// Draws the busiest connections between areas, with their labels.
+pub(super) fn wires(svg: &mut Svg, scene: &Scene, wires: &[Wire<'_>]) {
+    // The busiest ones are drawn last, so that the others cross below them.
     for wire in wires.iter().rev() {
-        link(svg, &wire.points, wire.bundle, width(wire.bundle), &names(wire.bundle));
+        link(svg, &wire.points, wire.bundle, thickness(scene, wire.bundle), &names(scene, wire.bundle));
     }
     for wire in wires {
         let b = wire.bundle;
         let class = if b.limits { "hot" } else { heat(b.busy) };
-        pill(svg, wire.at, &wire.label, &format!("label-{class}"), b.limits, &format!("{}: {}", names(b), b.tooltip));
+        pill(
+            svg,
+            wire.at,
+            &wire.label,
+            &format!("label-{class}"),
+            b.limits,
+            &format!("{}: {}", names(scene, b), b.tooltip),
+        );
     }
 }
 
@@ -159,7 +177,7 @@ fn card(svg: &mut Svg, b: &Block, spot: [f64; 4]) {
     let (left, right) = (x + 12.0, x + w - 12.0);
     let stages = shortened(&b.stages, 11.5, "strong", 0.6 * (w - 24.0));
     let room = w - 32.0 - text_width(&stages, 11.5, "strong");
-    svg.text([left, y + 21.0], 13.0, Anchor::Start, "ink strong", &shortened(&b.title, 13.0, "strong", room));
+    svg.text([left, y + 21.0], 13.0, Anchor::Start, "ink strong", &shortened_name(&b.title, 13.0, room));
     svg.text([right, y + 21.0], 11.5, Anchor::End, "stage strong", &stages);
     let room = w - 24.0;
     match b.limits {
@@ -185,6 +203,13 @@ fn card(svg: &mut Svg, b: &Block, spot: [f64; 4]) {
     }
 }
 
+/// A device's name, shortened before its number.
+fn shortened_name(name: &str, size: f64, width: f64) -> String {
+    let (stem, number) = name.split_at(stem(name).len());
+    let room = width - text_width(number, size, "strong");
+    format!("{}{number}", shortened(stem, size, "strong", room))
+}
+
 /// `52–58 %`, or `54 %`.
 fn range(least: f64, most: f64) -> String {
     match (percent(least), percent(most)) {
@@ -207,7 +232,7 @@ fn compact(svg: &mut Svg, b: &Block, spot: [f64; 4]) {
     let stages = shortened(&b.stages, 11.0, "", 0.56 * (w - 16.0));
     let room = w - 22.0 - text_width(&stages, 11.0, "");
     let ink = if b.limits { "alarm strong" } else { "ink strong" };
-    svg.text([x + 8.0, y + 18.0], 11.0, Anchor::Start, ink, &shortened(&b.title, 11.0, "strong", room));
+    svg.text([x + 8.0, y + 18.0], 11.0, Anchor::Start, ink, &shortened_name(&b.title, 11.0, room));
     svg.text([x + w - 8.0, y + 18.0], 11.0, Anchor::End, "stage", &stages);
     let Some([least, most]) = b.busy else { return };
     let value = range(least, most);
@@ -221,9 +246,13 @@ fn cell_block(svg: &mut Svg, b: &Block, spot: [f64; 4]) {
     let [x, y, w, h] = spot;
     frame(svg, b, spot, 5.0);
     let number = b.stages.split(' ').nth(1).unwrap_or(&b.title);
-    let number = if b.count > 1 { format!("{} × {number}", b.count) } else { number.to_owned() };
+    let number = number.trim_end_matches(',');
     let ink = if b.limits { "alarm strong" } else { "stage" };
-    let text = shortened(number.trim_end_matches(','), 11.0, "strong", w - 6.0);
+    let both = format!("{number}×{}", b.count);
+    let text = match b.count > 1 && text_width(&both, 11.0, ink) <= w - 6.0 {
+        true => both,
+        false => shortened(number, 11.0, ink, w - 6.0),
+    };
     svg.text([x + w / 2.0, y + 15.0], 11.0, Anchor::Middle, ink, &text);
     if let Some([_, most]) = b.busy {
         bar(svg, [x + 5.0, y + h - 8.0, w - 10.0, 3.5], most, "busy");
@@ -231,9 +260,9 @@ fn cell_block(svg: &mut Svg, b: &Block, spot: [f64; 4]) {
 }
 
 /// An entry of the key: its sample's class, and its text.
-pub(super) type Key = (&'static str, &'static str);
+pub(super) type Key = (&'static str, String);
 
-pub(super) fn keys(detail: Detail) -> Vec<Key> {
+pub(super) fn keys(scene: &Scene, detail: Detail) -> Vec<Key> {
     let mut keys = vec![
         ("", "Lines by the share of the step that their busiest part is busy:"),
         ("calm", "below 25 %"),
@@ -248,9 +277,15 @@ pub(super) fn keys(detail: Detail) -> Vec<Key> {
         Detail::Compact => keys.push(("busy", "share of the step that a device computes")),
         Detail::Cell => keys.extend([
             ("busy", "share of the step that a device computes"),
-            ("", "The number in a box is its stage. Names and loads are in the tooltips."),
+            ("", "A box has the number of its stage, and of its devices if they are several. Tooltips have the rest."),
         ]),
     }
+    let mut keys: Vec<Key> = keys.into_iter().map(|(class, text)| (class, text.to_owned())).collect();
+    let hidden = scene.bundles.get(LABELLED + THIN..).unwrap_or(&[]);
+    keys.extend(hidden.first().map(|busiest| {
+        let more = counted(hidden.len(), "more connection");
+        ("", format!("{more} between sites, at most {} busy, are not drawn.", percent(busiest.busy)))
+    }));
     keys
 }
 

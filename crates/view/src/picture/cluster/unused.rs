@@ -43,7 +43,7 @@ pub(super) fn groups(cluster: &Cluster, plan: &Plan, notes: &[String]) -> Vec<Gr
         |d: &fusionllm_plan::Device| d.site.and_then(|s| cluster.sites().get(s as usize)).map(|s| s.name.as_str());
     let idle = (0..).map(PeerId).zip(cluster.devices()).filter(|(p, d)| !used.contains(p) && !told.contains(&*d.name));
     let kinds = kinds(idle.map(|(_, d)| (d.name.as_str(), site(d).unwrap_or(""))));
-    groups.push(Group { reason: "the plan has no operator for them".into(), kinds });
+    groups.push(Group { reason: "without an operator in this plan".into(), kinds });
     groups.retain(|g| !g.kinds.is_empty());
     groups
 }

@@ -10,6 +10,9 @@ use super::scene::{Bundle, Scene, percent};
 /// At most this many connections have a label, the busiest ones.
 pub(super) const LABELLED: usize = 16;
 
+/// At most this many more are drawn, as thin lines.
+pub(super) const THIN: usize = 64;
+
 /// From the areas of a row to the first wire below, and from wire to wire.
 const FIRST: f64 = 34.0;
 const PITCH: f64 = 27.0;
@@ -93,9 +96,11 @@ pub(super) fn wires<'a>(scene: &'a Scene, layout: &mut Layout, top: f64) -> (Vec
 
 /// `100 Mbps · 205 MiB a step · 54 % busy`.
 fn text(b: &Bundle) -> String {
-    let rate = if b.rate.is_finite() { rate(b.rate) } else { "one host".into() };
     let limits = if b.limits { " · limits the step" } else { "" };
-    format!("{rate} · {} a step · {} busy{limits}", bytes(b.bytes), percent(b.busy))
+    match b.rate.is_finite() {
+        true => format!("{} · {} a step · {} busy{limits}", rate(b.rate), bytes(b.bytes), percent(b.busy)),
+        false => format!("{} a step", bytes(b.bytes)),
+    }
 }
 
 /// Where the wires leave their areas: side by side around the middle, in the order of their other ends.

@@ -6,9 +6,9 @@ use fusionllm_plan::{
     Site, Stage, WhatIf,
 };
 use fusionllm_program::PeerId;
+use fusionllm_view::picture::{self, Picture};
 
-use super::super::svg::Picture;
-use super::layout::WIDTH;
+use super::check;
 
 /// Everything that a picture is made of.
 struct Case {
@@ -55,7 +55,7 @@ fn random(rng: &mut ChoiceRng, shape: Shape) -> Case {
     let devices = (0..count).map(|i| {
         let name = if one_name { name } else { rng.choose(&NAMES) };
         let site = (sites > 0 && !rng.one_in(12)).then(|| rng.below(sites) as u32);
-        Device { site, ..Device::new(&format!("{name}-{i}"), rates(), rng.choose(&[8u64, 24, 80]) << 30) }
+        Device { site, ..Device::new(format!("{name}-{i}"), rates(), rng.choose(&[8u64, 24, 80]) << 30) }
     });
     let devices: Vec<Device> = devices.collect();
     let with_uplinks = !rng.one_in(4);
@@ -184,32 +184,8 @@ fn simulation(rng: &mut ChoiceRng, cluster: &Cluster, plan: &Plan) -> Simulation
     Simulation { step_s, closed_form_s: step_s, peers, links, lines, spans: Vec::new(), transfers: Vec::new() }
 }
 
-fn picture(c: &Case) -> Picture {
-    super::cluster(&c.cluster, &c.plan, &c.simulation, &c.changes, &c.notes)
-}
-
-/// No two texts overlap, all are on the canvas, and each is at least 11 high.
-fn check(picture: &Picture, case: &str) {
-    let [width, height] = picture.size();
-    assert!((width - WIDTH).abs() < 0.5 && height.is_finite(), "{case}: {width} x {height}");
-    let mut texts: Vec<&([f64; 4], String)> = picture.texts().iter().collect();
-    for ([x, y, w, h], text) in &texts {
-        let inside = *x >= 0.0 && *y >= 0.0 && x + w <= width && y + h <= height;
-        assert!(inside, "{case}: {text:?} at {x:.0}, {y:.0} leaves the canvas of {width:.0} x {height:.0}");
-        assert!(*h >= 11.0, "{case}: {text:?} is too small");
-    }
-    texts.sort_by(|a, b| a.0[1].total_cmp(&b.0[1]));
-    for (i, ([x1, y1, w1, h1], one)) in texts.iter().enumerate() {
-        for ([x2, y2, w2, _], other) in texts[i + 1..].iter().take_while(|t| t.0[1] < y1 + h1) {
-            let apart = x1 + w1 <= *x2 || x2 + w2 <= *x1;
-            assert!(apart, "{case}: {one:?} at {x1:.0}, {y1:.0} overlaps {other:?} at {x2:.0}, {y2:.0}");
-        }
-    }
-    let svg = picture.file();
-    assert!(!svg.contains("NaN") && !svg.contains("inf"), "{case}: a number is not finite");
-    for number in svg.split(['"', ' ']).filter_map(|n| n.parse::<f64>().ok()) {
-        assert!((-1.0..20_000.0).contains(&number) || number.fract() == 0.0, "{case}: {number} is far out");
-    }
+fn draw(c: &Case) -> Picture {
+    picture::cluster(&c.cluster, &c.plan, &c.simulation, &c.changes, &c.notes)
 }
 
 #[test]
@@ -220,7 +196,7 @@ fn texts_of_random_clusters_do_not_overlap() {
         let sites = rng.choose(&[0, 1, 2, 3, 5, 10, devices]).min(devices);
         let shape = Shape { devices, sites, replicas: rng.choose(&[1, 1, 2, 4, 8, 40]) };
         let case = random(rng, shape);
-        check(&picture(&case), &format!("seed {seed}, {shape:?}"));
+        check(&draw(&case), &format!("seed {seed}, {shape:?}"));
     }
 }
 
@@ -229,7 +205,7 @@ fn a_thousand_devices_have_a_picture() {
     for (sites, replicas) in [(0, 1), (1, 1), (4, 8), (1000, 1), (1, 1000)] {
         let shape = Shape { devices: 1000, sites, replicas };
         let case = random(&mut ChoiceRng::new(7), shape);
-        let picture = picture(&case);
+        let picture = draw(&case);
         check(&picture, &format!("{shape:?}"));
         assert!(picture.size()[1] < 16_000.0, "{shape:?}: {}", picture.size()[1]);
     }
@@ -241,7 +217,7 @@ fn a_shared_uplink_shows_its_load() {
     let link = |bandwidth| Link { latency: 0.01, bandwidth };
     let site =
         |name: &str| Site { name: name.into(), inside: Some(link(1e9)), uplink: Some(link(1e7)), downlink: None };
-    let device = |i: u32| Device { site: Some(i / 2), ..Device::new(&format!("d{i}"), rates(), 1 << 34) };
+    let device = |i: u32| Device { site: Some(i / 2), ..Device::new(format!("d{i}"), rates(), 1 << 34) };
     let cluster = Cluster::new((0..4).map(device).collect(), vec![site("left"), site("right")], vec![], None).unwrap();
     let mut plan = plan(&mut ChoiceRng::new(1), &cluster, 1);
     plan.stages = (0..4).map(|p| Stage { peers: vec![p], nodes: vec![NodeId(p)] }).collect();
@@ -255,7 +231,7 @@ fn a_shared_uplink_shows_its_load() {
             all.push(LineLoad { line, link, bytes: 2 << 20, busy_s: 9.6 });
             all
         });
-    let picture = super::cluster(&cluster, &plan, &simulation, &[], &[]);
+    let picture = picture::cluster(&cluster, &plan, &simulation, &[], &[]);
     let texts: Vec<&str> = picture.texts().iter().map(|t| t.1.as_str()).collect();
     let said = |what: &str| texts.iter().any(|t| t.contains(what));
     assert!(said("Limit: the") && said("limits the step"), "{texts:?}");
