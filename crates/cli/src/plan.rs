@@ -41,7 +41,9 @@ pub(crate) fn plan(args: &PlanArgs, json: bool) -> Result<(), Failure> {
         write(path, &saved.to_json(&outcome.simulation).map_err(Failure::running)?)?;
     }
     if let Some(path) = &args.svg {
-        write(path, &picture::cluster(&saved.cluster, &saved.plan, &outcome.simulation).file())?;
+        let SavedPlan { plan, cluster, origin, .. } = &saved;
+        let picture = picture::cluster(cluster, plan, &outcome.simulation, &outcome.what_if, &origin.notes);
+        write(path, &picture.file())?;
     }
     outcome.show(&saved, json)?;
     if !json && let Some(path) = &args.output {

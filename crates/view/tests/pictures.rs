@@ -45,11 +45,11 @@ fn saved() -> SavedPlan {
 fn pictures_are_well_formed() {
     let saved = saved();
     let simulation = saved.simulate(true).unwrap();
-    for svg in [
+    let pictures = [
         picture::timeline(&["p0", "p1", "p2"], &[Strip::predicted(&simulation)]),
-        picture::cluster(&saved.cluster, &saved.plan, &simulation),
-    ] {
-        let svg = svg.file();
+        picture::cluster(&saved.cluster, &saved.plan, &simulation, &[], &saved.origin.notes),
+    ];
+    for svg in pictures.iter().map(picture::Picture::file) {
         assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
         let opened = svg.matches("<rect").count() + svg.matches("<path").count() + svg.matches("<line").count();
         let closed = svg.matches("/>").count() + svg.matches("</rect>").count() + svg.matches("</path>").count();
@@ -59,10 +59,7 @@ fn pictures_are_well_formed() {
             assert!(svg.contains(&format!(">{p}</text>")), "{p} is shown");
         }
     }
-    for picture in [
-        picture::timeline(&["p0", "p1", "p2"], &[Strip::predicted(&simulation)]),
-        picture::cluster(&saved.cluster, &saved.plan, &simulation),
-    ] {
+    for picture in pictures {
         let (file, embedded) = (picture.file(), picture.embedded());
         let style = picture::style();
         for class in embedded.split("class=\"").skip(1).flat_map(|rest| rest.split('"').next().unwrap().split(' ')) {

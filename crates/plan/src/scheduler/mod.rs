@@ -8,11 +8,13 @@ mod prepare;
 mod scheduled;
 mod space;
 mod units;
+mod unused;
 
 pub use baselines::{equal_compute, equal_number};
 pub use options::{PlanOptions, Scheduler, Workload};
 pub use prepare::{PreparedPlan, prepare};
 pub use scheduled::Scheduled;
+pub use unused::{Unused, unused};
 
 use space::SearchSpace;
 

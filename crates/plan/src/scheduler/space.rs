@@ -11,6 +11,7 @@ use super::options::{PlanOptions, Scheduler, Workload};
 use super::prepare::{PreparedPlan, prepare};
 use super::scheduled::Scheduled;
 use super::units::{DeviceLinks, SEARCHED_UNITS};
+use super::unused::{unused_alone, unused_together};
 use crate::codecs::Compression;
 use crate::cost::{Cluster, classes};
 use crate::error::PlanError;
@@ -294,7 +295,7 @@ impl<'a> SearchSpace<'a> {
     fn explained(&self, mut scheduled: Scheduled, tried: &BTreeSet<u32>) -> Scheduled {
         let unreachable = self.links.out_of_reach().into_iter();
         let mut notes: Vec<String> =
-            unreachable.map(|(d, reason)| format!("{} is not used: {reason}", self.cluster.name(d))).collect();
+            unreachable.map(|(d, reason)| unused_alone(self.cluster.name(d), reason)).collect();
         let idle = |is_tried: bool| {
             let idle = self.devices.iter().filter(|d| !scheduled.devices.contains(&PeerId(**d)));
             let names = idle.filter(|d| tried.contains(d) == is_tried).map(|d| self.cluster.name(PeerId(*d)));
@@ -305,7 +306,7 @@ impl<'a> SearchSpace<'a> {
             (idle(false), format!("the search takes the {SEARCHED_UNITS} fastest groups of devices at most")),
         ];
         let reasons = reasons.iter().filter(|(names, _)| !names.is_empty());
-        notes.extend(reasons.map(|(names, reason)| format!("not used, since {reason}: {names}")));
+        notes.extend(reasons.map(|(names, reason)| unused_together(names, reason)));
         notes.append(&mut scheduled.notes);
         Scheduled { notes, ..scheduled }
     }

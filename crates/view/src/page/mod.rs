@@ -10,7 +10,7 @@ mod parts;
 mod tables;
 
 use fusionllm_events::{StepMetrics, Timed};
-use fusionllm_plan::{PlanError, SavedPlan, SimulateOptions, Simulation, simulate, what_if, what_if_sentences};
+use fusionllm_plan::{PlanError, SavedPlan, SimulateOptions, Simulation, WhatIf, simulate, what_if};
 use fusionllm_protocol::RunStatus;
 use fusionllm_workspace::run_dir::{StepTrace, Summary};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
@@ -47,8 +47,8 @@ pub struct Prediction {
     pub saved: SavedPlan,
     /// A step, with all activities and messages.
     pub simulation: Simulation,
-    /// Sentences about what limits the step, and what would help.
-    pub help: Vec<String>,
+    /// The changes that would make the step faster; the first one names what limits it.
+    pub changes: Vec<WhatIf>,
 }
 
 impl Prediction {
@@ -61,9 +61,8 @@ impl Prediction {
         let programs = saved.programs()?;
         let options = SimulateOptions { optimizer: saved.optimizer, record: true };
         let simulation = simulate(&programs, &saved.cluster, &options)?;
-        let found = what_if(&programs, &saved.cluster, &options, &simulation)?;
-        let help = what_if_sentences(&saved.cluster, &found);
-        Ok(Self { saved, simulation, help })
+        let changes = what_if(&programs, &saved.cluster, &options, &simulation)?;
+        Ok(Self { saved, simulation, changes })
     }
 }
 

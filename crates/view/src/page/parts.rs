@@ -4,6 +4,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use fusionllm_events::{Event, Timed};
 use fusionllm_graph::units;
+use fusionllm_plan::what_if_sentences;
 use fusionllm_protocol::RunPhase;
 use maud::{Markup, PreEscaped, html};
 
@@ -105,9 +106,9 @@ pub(super) fn setting<'a>(run: &RunView<'a>, key: &str) -> Option<&'a str> {
 
 fn cluster(run: &RunView<'_>) -> Markup {
     html! {
-        @if let Some(Prediction { saved, simulation, .. }) = run.prediction {
+        @if let Some(Prediction { saved, simulation, changes }) = run.prediction {
             h2.unseen { "The cluster and the plan" }
-            (frame("The cluster", &picture::cluster(&saved.cluster, &saved.plan, simulation)))
+            (frame("The cluster", &picture::cluster(&saved.cluster, &saved.plan, simulation, changes, &saved.origin.notes)))
         }
     }
 }
@@ -145,12 +146,13 @@ fn frame(name: &str, picture: &Picture) -> Markup {
 }
 
 fn help(run: &RunView<'_>) -> Markup {
-    let notes = run.prediction.map(|p| &p.saved.origin.notes[..]).unwrap_or_default();
     html! {
-        @if let Some(prediction) = run.prediction {
+        @if let Some(Prediction { saved, changes, .. }) = run.prediction {
             h2 { "What would help" }
             ul {
-                @for line in prediction.help.iter().chain(notes) { li { (line) } }
+                @for line in what_if_sentences(&saved.cluster, changes).iter().chain(&saved.origin.notes) {
+                    li { (line) }
+                }
             }
         }
     }

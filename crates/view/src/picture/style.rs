@@ -100,6 +100,7 @@ pub(crate) static CLASSES: &[Class] = &[
     framed("device", &CARD, &CARD_EDGE),
     framed("unused", &UNUSED, &UNUSED_EDGE),
     plain("dashed", "stroke-dasharray:4 3"),
+    plain("thin", "opacity:0.6"),
     framed("label", &CARD, &CARD_EDGE),
     framed("label-calm", &CARD, &CALM),
     framed("label-fair", &CARD, &FAIR),

@@ -67,7 +67,7 @@ impl Svg {
         if text.is_empty() {
             return;
         }
-        let width = text_width(text, size);
+        let width = text_width(text, size, class);
         let (name, left) = match anchor {
             Anchor::Start => ("start", x),
             Anchor::Middle => ("middle", x - width / 2.0),
