@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use fusionllm_data::Tokenizer;
+use fusionllm_node::Dashboard;
 
-use crate::values::{at_least_1, memory, peers, period, share, slowdown, temperature, tokenizer, whole};
+use crate::values::{at_least_1, dashboard, memory, peers, period, share, slowdown, temperature, tokenizer, whole};
 
 /// Trains one model over many machines, whatever their hardware and however slow the links between them.
 #[derive(Debug, Parser)]
@@ -104,6 +105,11 @@ pub(crate) struct RunArgs {
     /// Continue from this checkpoint, or from the newest one in this run directory.
     #[arg(long, value_name = "DIR")]
     pub(crate) resume: Option<PathBuf>,
+
+    /// Serve the run's page at this address; any but a loopback one needs the token that is printed. "off" serves none
+    /// [default: 127.0.0.1:8800, or another port that is free].
+    #[arg(long, value_name = "ADDR", value_parser = dashboard)]
+    pub(crate) dashboard: Option<Dashboard>,
 
     /// Make the run's directory, print it, and train nothing. Programs that put files there call it first.
     #[arg(long, hide = true, conflicts_with = "run_dir")]

@@ -106,7 +106,9 @@ impl From<NodeError> for Failure {
         match e {
             NodeError::Workbench(e) => e.into(),
             // These errors come before a run begins, and are about the user's input.
-            NodeError::Ticket(_) | NodeError::Bind(_) | NodeError::Relay(_) => Self::Input(report),
+            NodeError::Ticket(_) | NodeError::Bind(_) | NodeError::Relay(_) | NodeError::Dashboard { .. } => {
+                Self::Input(report)
+            }
             NodeError::RunDir(e) => e.into(),
             _ => Self::Running(report),
         }

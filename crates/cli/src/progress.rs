@@ -192,6 +192,10 @@ impl Observer for Progress {
         self.history.directory = directory.to_owned();
     }
 
+    fn dashboard(&mut self, url: &str) {
+        self.say(format!("the run's page: {url}"));
+    }
+
     fn invite(&mut self, ticket: &Ticket) {
         self.ticket = Some(ticket.to_string());
     }

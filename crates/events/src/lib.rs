@@ -2,8 +2,10 @@
 //!
 //! [`Event`] has each event with its fields and their units. [`Event::lines`] has the words for people. The lines of the
 //! terminal and of `events.jsonl` come from this list. A line of `metrics.jsonl` is the content of [`Event::Step`], with the
-//! validation that follows it, and the incidents of `summary.json` are those of [`Event::Started`].
+//! validation that follows it, and the incidents of `summary.json` are those of [`Event::Started`]. [`FIGURES`] says which
+//! of these numbers monitoring reads, and under which names.
 
+mod figures;
 mod records;
 
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -11,6 +13,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use fusionllm_graph::units::{bytes, count, counted, seconds};
 use serde::{Deserialize, Serialize};
 
+pub use figures::{FIGURES, Figure, Figures, Kind, Value};
 pub use records::{IncidentSummary, Spectrum, StepMetrics};
 
 /// Something that happens in a run. Peers have their names, bytes are bytes, and times are in seconds.

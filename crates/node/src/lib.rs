@@ -12,6 +12,7 @@ mod machine;
 mod net;
 mod peer;
 mod relay;
+mod web;
 
 pub use broker::{BrokerOptions, Entry, LocalPeer, Observer, Peers, Resume, conduct};
 pub use client::{doctor, owner};
@@ -21,3 +22,4 @@ pub use machine::interrupts::tether;
 pub use net::traffic::measure_traffic;
 pub use peer::{JoinEvent, JoinObserver, JoinOptions, PartEnd, Participation, join};
 pub use relay::{RelayCommand, relay};
+pub use web::Dashboard;

@@ -7,6 +7,7 @@
 //!   plan.json        the operators of each peer
 //!   ticket           what joiners need, while the run goes on
 //!   owner-ticket     what `status` and `kick` need, while the run goes on
+//!   dashboard        the address of the run's page, while it is served
 //!   metrics.jsonl    one line per step
 //!   events.jsonl     one line for whatever else happens
 //!   broker-key       who the broker is, so that tickets stay valid when it is started again
@@ -54,6 +55,7 @@ const JOB: &str = "job.toml";
 const PLAN: &str = "plan.json";
 const TICKET: &str = "ticket";
 const OWNER_TICKET: &str = "owner-ticket";
+const DASHBOARD: &str = "dashboard";
 const METRICS: &str = "metrics.jsonl";
 const EVENTS: &str = "events.jsonl";
 const LAST_STEP: &str = "last_step.json";
@@ -157,7 +159,7 @@ impl RunDir {
     /// is in them. What cannot be removed stays.
     pub fn discard(&self) {
         let Some(made) = &self.made else { return };
-        for name in [JOB, PLAN, TICKET, OWNER_TICKET, METRICS, EVENTS, IDENTITY, STATE, ATLAS] {
+        for name in [JOB, PLAN, TICKET, OWNER_TICKET, DASHBOARD, METRICS, EVENTS, IDENTITY, STATE, ATLAS] {
             let _ = fs::remove_file(self.path.join(name));
         }
         let _ = fs::remove_dir_all(self.path.join(TOKENIZER));
@@ -295,6 +297,24 @@ impl RunDir {
     pub fn remove_tickets(&self) -> Result<(), DiskError> {
         remove(&self.path.join(TICKET))?;
         remove(&self.path.join(OWNER_TICKET))
+    }
+
+    /// Writes the address of the run's page, which only the user can read, because it may have a secret.
+    ///
+    /// # Errors
+    ///
+    /// The disk fails.
+    pub fn write_dashboard(&self, url: &str) -> Result<(), DiskError> {
+        write_private_atomic(&self.path.join(DASHBOARD), format!("{url}\n").as_bytes())
+    }
+
+    /// Removes the address of the run's page, when nobody is served there any more.
+    ///
+    /// # Errors
+    ///
+    /// The disk fails.
+    pub fn remove_dashboard(&self) -> Result<(), DiskError> {
+        remove(&self.path.join(DASHBOARD))
     }
 
     /// The broker's identity, if it was written.
