@@ -5,7 +5,7 @@ use fusionllm_backend::{names, open, worker_name};
 use serde::Serialize;
 
 use crate::failure::Failure;
-use crate::output::{complain, print, print_json};
+use crate::output::{print, print_json, tell};
 use crate::table::Table;
 use crate::units::bytes;
 
@@ -56,7 +56,7 @@ impl Candidate {
 
 /// The backends of this program and the workers that were found, on every device.
 pub(crate) fn all() -> Vec<Candidate> {
-    complain("looking for devices and frameworks");
+    tell("looking for devices and frameworks");
     let mut all: Vec<Candidate> = names().iter().filter_map(|name| Candidate::built_in(name)).collect();
     let processor = all.first().map(|c| c.device.clone()).unwrap_or_default();
     all.extend(find().into_iter().map(|found| Candidate::worker(found, &processor)));

@@ -16,7 +16,7 @@ use fusionllm_workspace::config::Testbed;
 use crate::args::{PlanArgs, SimulateArgs};
 use crate::failure::Failure;
 use crate::output::{print, print_json, word};
-use crate::table::{Table, WIDTH, wrap};
+use crate::table::{Table, width, wrap};
 use crate::train::load_job;
 use crate::units;
 
@@ -119,7 +119,7 @@ impl Outcome {
         }
         out += "\n";
         for line in missing.iter().chain(&saved.origin.notes).chain(&sentences(saved, &self.what_if)) {
-            out += &format!("{}\n", wrap(line, WIDTH).join("\n"));
+            out += &format!("{}\n", wrap(line, width()).join("\n"));
         }
         out
     }
@@ -145,7 +145,7 @@ impl Outcome {
     }
 
     /// A row for each device, and a sentence for each that has too little memory.
-    fn devices(&self, saved: &SavedPlan) -> (Table<8>, Vec<String>) {
+    fn devices(&self, saved: &SavedPlan) -> (Table, Vec<String>) {
         let (plan, cluster) = (&saved.plan, &saved.cluster);
         let mut table =
             Table::new(["DEVICE", "SITE", "STAGES", "OPERATORS", "COMPUTE", "BUSY", "MEMORY", "OF"], [3, 4, 5, 6, 7]);
