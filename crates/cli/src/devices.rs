@@ -83,18 +83,22 @@ pub(crate) fn list(json: bool) -> Result<(), Failure> {
     if json {
         return print_json(&serde_json::json!({ "candidates": all, "best": chosen }));
     }
-    let mut table = Table::new(["", "FRAMEWORK", "DEVICE", "MEMORY", "OPTION"], [3]);
+    let mut table = Table::new(["", "FRAMEWORK", "DEVICE", "MEMORY"], [3]);
     for candidate in &all {
-        let Candidate { framework, device, memory, option, .. } = candidate;
+        let Candidate { framework, device, memory, .. } = candidate;
         table.row([
             if chosen.contains(&candidate) { "*" } else { "" }.to_owned(),
             framework.clone(),
             device.clone(),
             memory.map(bytes).unwrap_or_default(),
-            option.clone(),
         ]);
     }
-    print(&format!("{table}\n* is what `fusionllm join` takes without an option\n"))
+    // An option is there to be copied, so it is not shortened.
+    let options = all.iter().map(|candidate| format!("     {}\n", candidate.option));
+    let table = table.to_string();
+    let rows = table.lines().map(|row| format!("{row}\n")).zip(std::iter::once(String::new()).chain(options));
+    let rows: String = rows.map(|(row, option)| row + &option).collect();
+    print(&format!("{rows}\n* is what `fusionllm join` takes without an option\n"))
 }
 
 #[cfg(test)]

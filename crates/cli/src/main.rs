@@ -35,7 +35,15 @@ use crate::failure::Failure;
 use crate::output::Volume;
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        // Clap breaks the lines of help texts, but not those of errors.
+        Err(e) if e.use_stderr() => {
+            output::complain(e.render().to_string().trim_end());
+            return ExitCode::from(e.exit_code().clamp(1, 255) as u8);
+        }
+        Err(e) => e.exit(),
+    };
     match arguments.command {
         // A broker computes nothing that needs the same memory again, and it may stand on a small machine.
         Command::Train(_) | Command::Broker(_) => allocator::return_freed_memory(),

@@ -44,7 +44,8 @@ pub(crate) fn plan(args: &PlanArgs, json: bool) -> Result<(), Failure> {
     }
     outcome.show(&saved, json)?;
     if !json && let Some(path) = &args.output {
-        print(&format!("\ncarry it out with `fusionllm train {} --plan {}`\n", word(&args.job), word(path)))?;
+        let line = format!("carry it out with `fusionllm train {} --plan {}`", word(&args.job), word(path));
+        print(&format!("\n{}\n", wrap(&line, width()).join("\n")))?;
     }
     Ok(())
 }
@@ -198,7 +199,8 @@ impl Outcome {
             None => String::new(),
         };
         let limit = self.simulation.limiting_line().map_or(String::new(), |load| {
-            format!("  {} is busy all the time and limits the step\n", cluster.line_name(load.line))
+            let line = format!("  {} is busy all the time and limits the step", cluster.line_name(load.line));
+            format!("{}\n", wrap(&line, width()).join("\n"))
         });
         (!lines.is_empty()).then(|| format!("{table}{more}{limit}"))
     }

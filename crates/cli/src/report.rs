@@ -13,7 +13,7 @@ use crate::backend::open_backend;
 use crate::failure::Failure;
 use crate::output::{complain, legible, print, word};
 use crate::progress::History;
-use crate::table::{Table, fact, width, wrap_lines};
+use crate::table::{Table, command_fact, fact, width, wrap_lines};
 use crate::units::{bytes, seconds};
 
 /// Prints a run's figures and, for language models, a sample of their text.
@@ -28,7 +28,7 @@ pub(crate) fn report(history: &History, again: &Again) -> Result<(), Failure> {
     print(&format!("\n{}", fact("files:", &files)))?;
     if history.prompt.is_some() {
         let command = format!("fusionllm generate {} --prompt \"...\"", word(&history.directory));
-        print(&fact("more text:", &command))?;
+        print(&command_fact("more text:", &command))?;
     }
     // A run that was interrupted continues to where it would have stopped, and then to the end of its job.
     let more = match summary.steps {
@@ -36,7 +36,7 @@ pub(crate) fn report(history: &History, again: &Again) -> Result<(), Failure> {
         n if n < history.length => format!(" --steps {}", history.length),
         n => format!(" --steps {}", n.saturating_mul(2)),
     };
-    print(&fact("train on:", &format!("{}{more}", again.resume(&history.directory))))
+    print(&command_fact("train on:", &format!("{}{more}", again.resume(&history.directory))))
 }
 
 fn text(summary: &Summary, history: &History) -> String {

@@ -7,7 +7,7 @@ use fusionllm_node::owner::{Found, MemberStatus, Resting, RunPhase, RunStatus, S
 
 use crate::failure::Failure;
 use crate::output::{legible, not_json, word};
-use crate::table::{Table, fact, width, wrap_under};
+use crate::table::{Table, command_fact, fact, width, wrap_under};
 use crate::units::{bytes, measure, rate, seconds};
 
 /// Interruptions that are shown; JSON has all that the broker sends.
@@ -122,7 +122,7 @@ fn resting(files: &Resting, run: &Path) -> String {
     }
     let unfinished = files.steps.is_none_or(|steps| files.saved.is_none_or(|saved| saved < steps));
     if files.saved.is_some() && unfinished {
-        line("go on with", format!("--resume {}", word(run)));
+        out += &command_fact("go on with", &format!("--resume {}", word(run)));
     }
     out
 }

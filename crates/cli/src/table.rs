@@ -63,6 +63,16 @@ pub(crate) fn fact(name: &str, value: &str) -> String {
     lines.join("\n") + "\n"
 }
 
+/// A fact that is a command. A line that is too long for the terminal goes on after a backslash, as a shell reads it.
+/// A command with quotes is left as it is, because the lines must not end inside them.
+pub(crate) fn command_fact(name: &str, command: &str) -> String {
+    let line = format!("{name:<FACTS$}{command}");
+    match columns(&Term::stdout()).filter(|_| !command.contains(['\'', '"'])) {
+        Some(columns) => wrap_under(&line, columns - 2, FACTS + 2).join(" \\\n") + "\n",
+        None => line + "\n",
+    }
+}
+
 /// The text with an ellipsis in its middle, where it has more than `width` characters: names that begin alike often
 /// differ at their ends.
 pub(crate) fn shorten(text: &str, width: usize) -> String {

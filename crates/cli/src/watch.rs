@@ -87,8 +87,9 @@ impl<W: Write> Drop for Screen<W> {
     }
 }
 
-/// The text over the last frame, from the top. Each line is cleared behind its end, and the screen below the last one, so
-/// nothing is empty in between. What finds no room is left out.
+/// The text over the last frame, from the top. Each line is cleared behind its end, and the screen behind the last one, so
+/// nothing is empty in between. It ends with a line's end, which has standard output write all of it at once. What finds
+/// no room is left out.
 fn frame(text: &str, (columns, rows): (usize, usize)) -> String {
     let lines: Vec<&str> = text.lines().collect();
     let mut room = rows.max(2) - 1;
@@ -100,7 +101,7 @@ fn frame(text: &str, (columns, rows): (usize, usize)) -> String {
     if left > 0 {
         shown.push(cut(&format!("… and {}; a higher window has room for them", counted(left, "more line")), columns));
     }
-    format!("\x1b[H{}\x1b[J", shown.iter().map(|line| format!("{line}\x1b[K\r\n")).collect::<String>())
+    format!("\x1b[H{}\x1b[J\n", shown.join("\x1b[K\n"))
 }
 
 /// The beginning of a line that would go on in the next row.
@@ -117,15 +118,16 @@ mod tests {
 
     #[test]
     fn a_frame_has_room_on_its_screen() {
-        assert_eq!(frame("one\ntwo\n", (80, 24)), "\x1b[Hone\x1b[K\r\ntwo\x1b[K\r\n\x1b[J");
+        assert_eq!(frame("one\ntwo\n", (80, 24)), "\x1b[Hone\x1b[K\ntwo\x1b[J\n");
         let rows = |text: &str, size| -> Vec<String> {
             let frame = frame(text, size);
-            frame.split("\x1b[K\r\n").map(|row| row.trim_start_matches("\x1b[H").to_owned()).collect()
+            let rows = frame.strip_prefix("\x1b[H").and_then(|rows| rows.strip_suffix("\x1b[J\n")).unwrap();
+            rows.split("\x1b[K\n").map(str::to_owned).collect()
         };
-        assert_eq!(rows("1\n2\n3\n4\n", (80, 5)), ["1", "2", "3", "4", "\x1b[J"]);
-        assert_eq!(rows("1\n2\n3\n4\n", (20, 4)), ["1", "2", "… and 2 more lines;…", "\x1b[J"]);
-        assert_eq!(rows("12345\n123456\n", (5, 24)), ["12345", "1234…", "\x1b[J"]);
-        assert_eq!(rows("1\n2\n", (80, 0)), ["… and 2 more lines; a higher window has room for them", "\x1b[J"]);
+        assert_eq!(rows("1\n2\n3\n4\n", (80, 5)), ["1", "2", "3", "4"]);
+        assert_eq!(rows("1\n2\n3\n4\n", (20, 4)), ["1", "2", "… and 2 more lines;…"]);
+        assert_eq!(rows("12345\n123456\n", (5, 24)), ["12345", "1234…"]);
+        assert_eq!(rows("1\n2\n", (80, 0)), ["… and 2 more lines; a higher window has room for them"]);
     }
 
     #[test]

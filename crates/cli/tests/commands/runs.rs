@@ -1,9 +1,10 @@
 //! Lists of runs, and how a run that is over is shown.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
 
 use serde_json::Value;
 
@@ -65,30 +66,113 @@ fn a_run_that_is_over_is_watched_once() {
     assert_eq!(object, call(directory, &["status", "run", "--json"]).json());
 }
 
+/// A run that goes on until this is dropped.
+struct Endless {
+    train: Child,
+    /// Reads what the run says, since whoever writes must be read.
+    reader: Option<JoinHandle<usize>>,
+}
+
+impl Endless {
+    /// Starts the run, and waits for its first step.
+    fn start(directory: &Path) -> Self {
+        let train =
+            ["train", "--steps=1000000", "--peers=2", "--run-dir=run", "--set=eval.every=0", "-v", "--tethered"];
+        let mut train = command(directory, &[&train[..], &TINY].concat());
+        train.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut train = train.spawn().unwrap();
+        let mut said = BufReader::new(train.stderr.take().unwrap()).lines().map(Result::unwrap);
+        said.find(|line| line.starts_with("step 1/")).unwrap();
+        Self { train, reader: Some(std::thread::spawn(move || said.count())) }
+    }
+
+    /// Asks the run to stop.
+    fn stop(&mut self) {
+        drop(self.train.stdin.take());
+    }
+}
+
+impl Drop for Endless {
+    fn drop(&mut self) {
+        self.stop();
+        self.train.wait().unwrap();
+        self.reader.take().map(JoinHandle::join);
+    }
+}
+
 /// Each status of a run that goes on is an object on a line. The watch ends with the run.
 #[test]
 fn a_run_is_watched_until_it_ends() {
     let dir = tempfile::tempdir().unwrap();
-    let train = ["train", "--steps=1000000", "--peers=2", "--run-dir=run", "--set=eval.every=0", "-v"];
-    let mut train = command(dir.path(), &[&train[..], &TINY].concat());
-    let mut train =
-        train.stdin(Stdio::piped()).arg("--tethered").stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut said = BufReader::new(train.stderr.take().unwrap()).lines().map(Result::unwrap);
-    said.find(|line| line.starts_with("step 1/")).unwrap();
-    // Whoever writes must be read.
-    let rest = std::thread::spawn(move || said.count());
+    let mut run = Endless::start(dir.path());
     let mut watch =
         command(dir.path(), &["status", "run", "--watch", "--json"]).stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(watch.stdout.take().unwrap()).lines();
     let mut shown = lines.map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
     assert_eq!(shown.next().unwrap()["phase"], "training");
     assert_eq!(shown.next().unwrap()["phase"], "training");
-    drop(train.stdin.take());
+    run.stop();
     let last = shown.last().unwrap();
     assert_eq!(last["phase"], "over", "{last}");
     assert!(watch.wait().unwrap().success());
-    train.wait().unwrap();
-    rest.join().unwrap();
+}
+
+/// Calls the command on a terminal of 80 columns, by the tool `script` of util-linux, which every Linux has.
+#[cfg(target_os = "linux")]
+fn on_terminal(directory: &Path, args: &[&str]) -> Command {
+    let quoted: Vec<String> = args.iter().map(|arg| format!("'{arg}'")).collect();
+    let line = format!("stty cols 80 rows 24; exec '{}' {}", env!("CARGO_BIN_EXE_fusionllm"), quoted.join(" "));
+    let mut script = Command::new("script");
+    script.current_dir(directory).args(["-qec", &line, "/dev/null"]).env_remove("RUST_LOG").env("NO_COLOR", "1");
+    script.stdin(Stdio::piped()).stdout(Stdio::piped());
+    script
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn no_line_is_wider_than_a_terminal() {
+    let (directory, _) = finished_run();
+    for args in [
+        &["--help"][..],
+        &["status", "run"],
+        &["graph", "show", "run", "--backward"],
+        &["train", "--set", "train.stepz=4"],
+        &["status", "nothing"],
+        &["join", "nothing", "--memory", "much"],
+    ] {
+        // Standard input stays open, as that of a terminal does.
+        let script = on_terminal(directory, args).spawn().unwrap().wait_with_output().unwrap();
+        let shown = String::from_utf8(script.stdout).unwrap();
+        let wide: Vec<&str> = shown.lines().filter(|line| line.trim_end().chars().count() > 80).collect();
+        assert!(wide.is_empty(), "{args:?}: {wide:#?}");
+        let elsewhere = call(directory, args);
+        let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(words(&shown), words(&format!("{}{}", elsewhere.out, elsewhere.err)), "no word is cut in two");
+    }
+}
+
+/// The usual screen comes back with the last status, and without an error.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_watch_leaves_the_terminal_as_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let _run = Endless::start(dir.path());
+    let mut script = on_terminal(dir.path(), &["status", "run", "--watch"]).spawn().unwrap();
+    let (mut keys, mut screen) = (script.stdin.take().unwrap(), script.stdout.take().unwrap());
+    let mut shown = Vec::new();
+    while !String::from_utf8_lossy(&shown).contains("training") {
+        let mut bytes = [0; 4096];
+        let read = screen.read(&mut bytes).unwrap();
+        assert!(read > 0, "{}", String::from_utf8_lossy(&shown));
+        shown.extend(&bytes[..read]);
+    }
+    keys.write_all(b"\x03").unwrap();
+    screen.read_to_end(&mut shown).unwrap();
+    assert!(script.wait().unwrap().success());
+    let shown = String::from_utf8(shown).unwrap();
+    let (_, screen) = shown.split_once("\x1b[?1049h\x1b[?25l").expect(&shown);
+    let (_, usual) = screen.split_once("\x1b[?25h\x1b[?1049l").expect(&shown);
+    assert!(usual.starts_with("phase       training\r\n") && !usual.contains('\x1b'), "{usual:?}");
 }
 
 #[test]
