@@ -3,7 +3,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use fusionllm_data::Tokenizer;
 use fusionllm_node::Dashboard;
 
@@ -19,6 +19,14 @@ pub(crate) struct Arguments {
     /// Print one JSON object, and nothing else, on standard output.
     #[arg(long, global = true, display_order = 100)]
     pub(crate) json: bool,
+
+    /// Print results, warnings and errors alone, and no progress.
+    #[arg(short, long, global = true, display_order = 101, conflicts_with = "verbose")]
+    pub(crate) quiet: bool,
+
+    /// Print what goes on inside; twice for more. The variable RUST_LOG chooses more precisely.
+    #[arg(short, long, global = true, display_order = 102, action = ArgAction::Count)]
+    pub(crate) verbose: u8,
 }
 
 #[derive(Debug, Subcommand)]
@@ -33,6 +41,8 @@ pub(crate) enum Command {
     Status(StatusArgs),
     /// Write a page about a run, or about several side by side: curves, the cluster, a step, events.
     Report(ReportArgs),
+    /// List runs: steps, losses, times, and the settings in which they differ.
+    Runs(RunsArgs),
     /// Put a member out of a run for good. The run goes on without it.
     Kick(KickArgs),
     /// Make another ticket for a run.
@@ -206,6 +216,17 @@ pub(crate) struct TicketLimits {
 pub(crate) struct StatusArgs {
     /// A run directory, an owner's ticket, or `-` for such a ticket on standard input.
     pub(crate) run: String,
+
+    /// Show the status again each second, until the run ends or Ctrl-C. With --json, each is an object on a line.
+    #[arg(long)]
+    pub(crate) watch: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RunsArgs {
+    /// The directory with the runs [default: runs].
+    #[arg(value_name = "DIR")]
+    pub(crate) directory: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

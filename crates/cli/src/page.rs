@@ -15,7 +15,6 @@ use crate::units::{bytes, counted};
 struct Run {
     name: String,
     record: RunRecord,
-    settings: Vec<(String, String)>,
     prediction: Option<Prediction>,
 }
 
@@ -23,13 +22,13 @@ impl Run {
     fn read(directory: &Path) -> Result<Self, Failure> {
         let record = RunRecord::read(directory)?;
         let name = directory.display().to_string();
-        Ok(Self { settings: record.settings(), prediction: prediction(&record, &name), record, name })
+        Ok(Self { prediction: prediction(&record, &name), record, name })
     }
 
     fn view(&self) -> RunView<'_> {
         RunView {
             name: &self.name,
-            settings: &self.settings,
+            job: &self.record.job,
             metrics: &self.record.metrics,
             events: &self.record.events,
             prediction: self.prediction.as_ref(),

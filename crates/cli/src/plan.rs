@@ -17,7 +17,7 @@ use fusionllm_workspace::config::Testbed;
 use crate::args::{PlanArgs, SimulateArgs};
 use crate::failure::Failure;
 use crate::output::{print, print_json, word};
-use crate::table::{Table, WIDTH, wrap};
+use crate::table::{Table, width, wrap};
 use crate::train::load_job;
 use crate::units;
 
@@ -47,7 +47,8 @@ pub(crate) fn plan(args: &PlanArgs, json: bool) -> Result<(), Failure> {
     }
     outcome.show(&saved, json)?;
     if !json && let Some(path) = &args.output {
-        print(&format!("\ncarry it out with `fusionllm train {} --plan {}`\n", word(&args.job), word(path)))?;
+        let line = format!("carry it out with `fusionllm train {} --plan {}`", word(&args.job), word(path));
+        print(&format!("\n{}\n", wrap(&line, width()).join("\n")))?;
     }
     Ok(())
 }
@@ -126,8 +127,9 @@ impl Outcome {
             let _ = write!(out, "\n{lines}");
         }
         out += "\n";
-        for line in missing.iter().chain(&saved.origin.notes).chain(&what_if_sentences(&saved.cluster, &self.what_if)) {
-            out += &format!("{}\n", wrap(line, WIDTH).join("\n"));
+        let changes = what_if_sentences(&saved.cluster, &self.what_if);
+        for line in missing.iter().chain(&saved.origin.notes).chain(&changes) {
+            out += &format!("{}\n", wrap(line, width()).join("\n"));
         }
         out
     }
@@ -153,7 +155,7 @@ impl Outcome {
     }
 
     /// A row for each device, and a sentence for each that has too little memory.
-    fn devices(&self, saved: &SavedPlan) -> (Table<8>, Vec<String>) {
+    fn devices(&self, saved: &SavedPlan) -> (Table, Vec<String>) {
         let (plan, cluster) = (&saved.plan, &saved.cluster);
         let mut table =
             Table::new(["DEVICE", "SITE", "STAGES", "OPERATORS", "COMPUTE", "BUSY", "MEMORY", "OF"], [3, 4, 5, 6, 7]);
@@ -206,7 +208,8 @@ impl Outcome {
             None => String::new(),
         };
         let limit = self.simulation.limiting_line().map_or(String::new(), |load| {
-            format!("  {} is busy all the time and limits the step\n", cluster.line_name(load.line))
+            let line = format!("  {} is busy all the time and limits the step", cluster.line_name(load.line));
+            format!("{}\n", wrap(&line, width()).join("\n"))
         });
         (!lines.is_empty()).then(|| format!("{table}{more}{limit}"))
     }

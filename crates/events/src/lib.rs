@@ -262,6 +262,42 @@ impl Event {
         matches!(self, Self::Step(_) | Self::Evaluated { .. })
     }
 
+    /// Whether it happens in a run in which nothing goes wrong. Its words may be left out for who wants quiet.
+    pub fn is_routine(&self) -> bool {
+        match self {
+            Self::Started { incidents } => incidents.is_empty(),
+            Self::Step(metrics) => !metrics.skipped,
+            Self::Evaluated { val_loss, .. } => val_loss.is_some(),
+            Self::Opened { .. }
+            | Self::Listening { .. }
+            | Self::Continued { .. }
+            | Self::Joined { .. }
+            | Self::Measuring
+            | Self::Planned { .. }
+            | Self::Codecs { .. }
+            | Self::Better { .. }
+            | Self::Saving { .. }
+            | Self::Saved { .. }
+            | Self::Finished { .. } => true,
+            Self::TurnedAway { .. }
+            | Self::Silent { .. }
+            | Self::Answers { .. }
+            | Self::Lost { .. }
+            | Self::LinkLost { .. }
+            | Self::Waiting { .. }
+            | Self::Speed { .. }
+            | Self::Poisoned { .. }
+            | Self::Skipping { .. }
+            | Self::NotSaved { .. }
+            | Self::CheckpointLeftOut { .. }
+            | Self::DiskLow { .. }
+            | Self::DiskFull { .. }
+            | Self::DiskWritten
+            | Self::Note { .. }
+            | Self::Stopping => false,
+        }
+    }
+
     /// The words for people, line by line. There are none for an event of which other words tell, such as a step.
     pub fn lines(&self) -> Vec<String> {
         let line = match self {

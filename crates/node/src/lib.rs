@@ -18,7 +18,7 @@ pub use broker::{BrokerOptions, Entry, LocalPeer, Observer, Peers, Resume, condu
 pub use client::{doctor, owner};
 pub use error::NodeError;
 pub use fusionllm_transport::{Relay, RelayUrl, Ticket};
-pub use machine::interrupts::tether;
+pub use machine::interrupts::{interrupted, tether};
 pub use net::traffic::measure_traffic;
 pub use peer::{JoinEvent, JoinObserver, JoinOptions, PartEnd, Participation, join};
 pub use relay::{RelayCommand, relay};

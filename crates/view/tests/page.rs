@@ -16,7 +16,7 @@ use fusionllm_workspace::run_dir::{LinkSummary, PeerSummary, PeerTrace, StepTrac
 const EVIL: &str = "<img src=x onerror=alert(1)>\"'&";
 
 struct Run {
-    settings: Vec<(String, String)>,
+    job: toml::Table,
     metrics: Vec<StepMetrics>,
     events: Vec<Timed>,
     prediction: Option<Prediction>,
@@ -105,7 +105,7 @@ impl Run {
             more_incidents: 0,
         };
         Self {
-            settings: vec![("train.steps".into(), steps.to_string()), ("model.family".into(), EVIL.into())],
+            job: format!("model.family = {EVIL:?}\ntrain.steps = {steps}").parse().unwrap(),
             metrics: metrics.collect(),
             events: events.into_iter().map(&mut timed).collect(),
             prediction: (peers <= 8).then(|| prediction(&names)),
@@ -122,7 +122,7 @@ impl Run {
     fn view(&self) -> RunView<'_> {
         RunView {
             name: "runs/0001",
-            settings: &self.settings,
+            job: &self.job,
             metrics: &self.metrics,
             events: &self.events,
             prediction: self.prediction.as_ref(),
@@ -206,7 +206,7 @@ fn part(run: &RunView<'_>, name: &str) -> String {
 fn a_run_without_anything_has_a_page() {
     let run = RunView {
         name: "empty",
-        settings: &[],
+        job: &toml::Table::new(),
         metrics: &[],
         events: &[],
         prediction: None,

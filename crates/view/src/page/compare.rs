@@ -1,26 +1,25 @@
 //! Several runs side by side.
 
-use std::collections::BTreeSet;
-
 use fusionllm_graph::units;
+use fusionllm_workspace::run_dir::differing_settings;
 use maud::{Markup, html};
 
 use super::chart::Chart;
-use super::parts::setting;
 use super::tables::{known, table};
 use super::{RunView, curves};
 
-/// Settings that differ because the runs are not the same run, and not because of a choice.
-const PLACES: [&str; 1] = ["train.stop"];
+/// Settings that follow from others.
+const FOLLOWING: [&str; 1] = ["train.stop"];
 
 /// The losses of runs in one chart, and a table of their figures and of the settings in which they differ.
 pub(super) fn table_and_chart(runs: &[RunView<'_>]) -> Markup {
     let all = runs.iter().enumerate().map(|(i, run)| curves::losses(run.name, i, run.metrics)).collect();
     let title = "Training loss".to_owned();
     let chart = Chart { title, format: curves::loss, curves: all, marks: Vec::new(), from_zero: false };
-    let differ = differing(runs);
+    let differ = differing_settings(runs.iter().map(|run| run.job));
+    let differ: Vec<_> = differ.into_iter().filter(|s| !FOLLOWING.contains(&s.key.as_str())).collect();
     let mut heads = vec!["Run", "Steps", "Loss", "Validation", "A step", "Predicted", "Sent a step"];
-    heads.extend(differ.iter().copied());
+    heads.extend(differ.iter().map(|setting| setting.key.as_str()));
     let rows = html! {
         @for (i, run) in runs.iter().enumerate() {
             @let last = run.metrics.last();
@@ -34,7 +33,7 @@ pub(super) fn table_and_chart(runs: &[RunView<'_>]) -> Markup {
                 td.n { (known(step_s, units::seconds)) }
                 td.n { (known(run.summary.and_then(|s| s.predicted_step_s), units::seconds)) }
                 td.n { (known(last.map(|m| m.bytes_sent as f64), |n| units::bytes(n as u64))) }
-                @for key in &differ { td { code { (setting(run, key).unwrap_or("–")) } } }
+                @for setting in &differ { td { code { (setting.shown(i)) } } }
             }
         }
     };
@@ -42,11 +41,4 @@ pub(super) fn table_and_chart(runs: &[RunView<'_>]) -> Markup {
         section { div.charts { (chart.render()) } }
         section { h2 { "Figures, and settings that differ" } (table("Figures of the runs", &heads, &rows)) }
     }
-}
-
-/// The keys whose values are not the same in all runs.
-fn differing<'a>(runs: &[RunView<'a>]) -> Vec<&'a str> {
-    let keys: BTreeSet<&str> = runs.iter().flat_map(|run| run.settings.iter().map(|(key, _)| key.as_str())).collect();
-    let values = |key: &str| runs.iter().map(|run| setting(run, key)).collect::<BTreeSet<_>>().len();
-    keys.into_iter().filter(|key| !PLACES.contains(key) && values(key) > 1).collect()
 }

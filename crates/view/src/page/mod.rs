@@ -18,14 +18,15 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use crate::picture;
 
 pub use parts::parts;
+use toml::Table;
 
 /// A run, as a page shows it.
 #[derive(Debug, Clone, Copy)]
 pub struct RunView<'a> {
     /// The name by which people find the run, such as its directory.
     pub name: &'a str,
-    /// The settings of its job by key, such as `train.steps`, with their values in TOML.
-    pub settings: &'a [(String, String)],
+    /// Its job, with every default filled in.
+    pub job: &'a Table,
     /// The steps.
     pub metrics: &'a [StepMetrics],
     /// Everything else that happened.

@@ -55,7 +55,8 @@ fn now(run: &RunView<'_>) -> Markup {
     let (word, class) = phase(run);
     let last = run.metrics.last();
     let step = run.status.map(|s| s.step).or(last.map(|m| m.step)).unwrap_or(0);
-    let steps = run.status.map(|s| s.steps).or_else(|| setting(run, "train.stop")?.parse().ok());
+    let steps =
+        run.status.map(|s| s.steps).or_else(|| run.job.get("train")?.get("stop")?.as_integer()?.try_into().ok());
     let validation = run.metrics.iter().rev().find_map(|m| m.val_loss);
     let step_s = run.status.and_then(|s| s.step_s).or_else(|| run.summary?.median_step_s).or(last.map(|m| m.step_s));
     let predicted = run.status.map_or_else(|| run.summary?.predicted_step_s, |s| s.predicted_step_s);
@@ -97,11 +98,6 @@ fn tile(name: &str, value: &str, more: Option<String>) -> Markup {
     html! {
         div { dt { (name) } dd { (value) } @if let Some(more) = more { dd.more { (more) } } }
     }
-}
-
-/// A setting's value, if it is known.
-pub(super) fn setting<'a>(run: &RunView<'a>, key: &str) -> Option<&'a str> {
-    run.settings.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str())
 }
 
 fn cluster(run: &RunView<'_>) -> Markup {

@@ -151,13 +151,14 @@ fn predicted_rate(run: &RunView<'_>, link: &LinkSummary) -> Option<String> {
 }
 
 pub(super) fn settings(run: &RunView<'_>) -> Markup {
+    let settings = fusionllm_workspace::run_dir::settings(run.job);
     let rows = html! {
-        @for (key, value) in run.settings {
+        @for (key, value) in settings {
             tr { th scope="row" { (key) } td { code { (value) } } }
         }
     };
     html! {
-        @if !run.settings.is_empty() {
+        @if !run.job.is_empty() {
             details {
                 summary { h2 { "Settings" } }
                 (table("Settings", &["Key", "Value"], &rows))

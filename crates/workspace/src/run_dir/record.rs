@@ -28,26 +28,7 @@ pub struct RunRecord {
     pub summary: Option<Summary>,
 }
 
-/// Adds the settings of a table, with their whole keys.
-fn flatten(section: &str, table: &toml::Table, out: &mut Vec<(String, String)>) {
-    for (key, value) in table {
-        let key = if section.is_empty() { key.clone() } else { format!("{section}.{key}") };
-        match value {
-            toml::Value::Table(table) => flatten(&key, table, out),
-            toml::Value::String(text) => out.push((key, text.clone())),
-            value => out.push((key, value.to_string())),
-        }
-    }
-}
-
 impl RunRecord {
-    /// The settings of the job by their keys, such as `train.steps`.
-    pub fn settings(&self) -> Vec<(String, String)> {
-        let mut settings = Vec::new();
-        flatten("", &self.job, &mut settings);
-        settings
-    }
-
     /// Reads the directory of a run.
     ///
     /// # Errors
