@@ -293,6 +293,9 @@ impl Conductor<'_> {
             Some(DiskNews::Written) => self.tell(Event::DiskWritten),
             None => {}
         }
+        if let Some(error) = self.store.take_left_out() {
+            self.tell(Event::note(format!("TensorBoard's files lack some steps: {}", error.one_line())));
+        }
         if let Some(error) = self.store.take_unnoted() {
             let text = format!(
                 "where the run stands cannot be written: {}; training goes on, but if this broker is killed, the run goes \
