@@ -184,8 +184,9 @@ impl RunDir {
         }
         let mut run = Self::lock(path.to_owned())?;
         run.rewind(step)?;
-        // The old summary describes a run that had ended.
+        // The old summary describes a run that had ended. A broker that was killed has left an address.
         remove(&path.join(SUMMARY))?;
+        run.remove_dashboard()?;
         Checkpoints::new(run.checkpoints()).clean()?;
         Ok(run)
     }
