@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use fusionllm_plan::SavedPlan;
+use fusionllm_events::Timed;
 use fusionllm_view::page::{self, Prediction, RunView};
 use fusionllm_workspace::run_dir::RunRecord;
 
@@ -15,6 +15,7 @@ use crate::units::{bytes, counted};
 struct Run {
     name: String,
     record: RunRecord,
+    validations: Vec<(u64, Option<f64>)>,
     prediction: Option<Prediction>,
 }
 
@@ -22,15 +23,17 @@ impl Run {
     fn read(directory: &Path) -> Result<Self, Failure> {
         let record = RunRecord::read(directory)?;
         let name = directory.display().to_string();
-        Ok(Self { prediction: prediction(&record, &name), record, name })
+        let validations = page::validations(&record.metrics);
+        Ok(Self { prediction: prediction(&record, &name), validations, record, name })
     }
 
-    fn view(&self) -> RunView<'_> {
+    fn view<'a>(&'a self, events: &'a [&'a Timed]) -> RunView<'a> {
         RunView {
             name: &self.name,
             job: &self.record.job,
             metrics: &self.record.metrics,
-            events: &self.record.events,
+            validations: &self.validations,
+            events,
             prediction: self.prediction.as_ref(),
             last_step: self.record.last_step.as_ref(),
             summary: self.record.summary.as_ref(),
@@ -39,22 +42,17 @@ impl Run {
     }
 }
 
-/// The prediction for a run's plan. There is none where machines were not known. The page does without it, too, if the
-/// plan is one of another version.
+/// The prediction for a run's plan. The page does without it if the plan is one of another version.
 fn prediction(record: &RunRecord, name: &str) -> Option<Prediction> {
-    let text = record.plan.as_ref()?;
-    let known = serde_json::from_str::<serde_json::Value>(text).is_ok_and(|plan| plan.get("cluster").is_some());
-    if !known {
-        return None;
-    }
-    let made = SavedPlan::from_json(text).and_then(Prediction::new);
-    made.inspect_err(|e| complain(format_args!("{name}: the page has no prediction: {e}"))).ok()
+    let read = Prediction::read(record.plan.as_ref()?);
+    read.inspect_err(|e| complain(format_args!("{name}: the page has no prediction: {e}"))).ok().flatten()
 }
 
 /// Writes the page.
 pub(crate) fn report(args: &ReportArgs, json: bool) -> Result<(), Failure> {
     let runs = args.runs.iter().map(|run| Run::read(run)).collect::<Result<Vec<_>, _>>()?;
-    let views: Vec<RunView<'_>> = runs.iter().map(Run::view).collect();
+    let events: Vec<Vec<&Timed>> = runs.iter().map(|run| run.record.events.iter().collect()).collect();
+    let views: Vec<RunView<'_>> = runs.iter().zip(&events).map(|(run, events)| run.view(events)).collect();
     let page = page::report(&views);
     let path = args.output.display();
     std::fs::write(&args.output, &page)

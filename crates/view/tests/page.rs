@@ -18,7 +18,8 @@ const EVIL: &str = "<img src=x onerror=alert(1)>\"'&";
 struct Run {
     job: toml::Table,
     metrics: Vec<StepMetrics>,
-    events: Vec<Timed>,
+    validations: Vec<(u64, Option<f64>)>,
+    events: Vec<&'static Timed>,
     prediction: Option<Prediction>,
     last_step: StepTrace,
     summary: Summary,
@@ -39,6 +40,7 @@ impl Run {
             val_loss: step.is_multiple_of(50).then_some(6.0 / step as f64),
             ..StepMetrics::default()
         });
+        let metrics: Vec<StepMetrics> = metrics.collect();
         let names: Vec<String> = (0..peers).map(name).collect();
         let planned = Event::Planned {
             model: "gpt2".into(),
@@ -106,8 +108,10 @@ impl Run {
         };
         Self {
             job: format!("model.family = {EVIL:?}\ntrain.steps = {steps}").parse().unwrap(),
-            metrics: metrics.collect(),
-            events: events.into_iter().map(&mut timed).collect(),
+            validations: page::validations(&metrics),
+            metrics,
+            // A test may leak a little.
+            events: events.into_iter().map(&mut timed).map(|t| &*Box::leak(Box::new(t))).collect(),
             prediction: (peers <= 8).then(|| prediction(&names)),
             last_step: StepTrace { step: steps, step_s: 0.25, peers: names.iter().enumerate().map(trace).collect() },
             summary: Summary {
@@ -124,6 +128,7 @@ impl Run {
             name: "runs/0001",
             job: &self.job,
             metrics: &self.metrics,
+            validations: &self.validations,
             events: &self.events,
             prediction: self.prediction.as_ref(),
             last_step: Some(&self.last_step),
@@ -170,8 +175,11 @@ fn unclosed(page: &str) -> Vec<String> {
 #[test]
 fn names_of_strangers_are_escaped() {
     let run = Run::new(60, 3);
-    for page in [page::report(&[run.view()]), page::report(&[run.view(), run.view()]), page::live(&run.view(), "n0nce")]
-    {
+    for page in [
+        page::report(&[run.view()]),
+        page::report(&[run.view(), run.view()]),
+        page::live(&run.view(), &page::parts(&run.view()), "n0nce"),
+    ] {
         assert!(!page.contains("<img"), "a name became an element");
         assert!(!page.contains("onerror=alert(1)>\"'"), "a name left its attribute");
         assert!(page.contains("&lt;img src=x onerror=alert(1)&gt;"));
@@ -208,6 +216,7 @@ fn a_run_without_anything_has_a_page() {
         name: "empty",
         job: &toml::Table::new(),
         metrics: &[],
+        validations: &[],
         events: &[],
         prediction: None,
         last_step: None,

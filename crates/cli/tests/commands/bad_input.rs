@@ -33,6 +33,17 @@ fn refused(dir: &Path, args: &[&str]) -> String {
 }
 
 #[test]
+fn an_address_for_the_page_that_is_taken() {
+    let dir = directory(&[]);
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = taken.local_addr().unwrap().to_string();
+    let message = refused(dir.path(), &["train", "--dashboard", &addr]).replace(&addr, "ADDR");
+    let (message, rest) = message.split_once("\ncaused by: ").unwrap();
+    assert_eq!(message, "error: --dashboard ADDR: cannot listen at this address");
+    assert!(rest.ends_with("\nhint: choose another port; port 0 takes any that is free"), "{rest}");
+}
+
+#[test]
 fn job_files() {
     let dir = directory(&[
         ("broken.toml", "[train\nsteps = 3\n"),

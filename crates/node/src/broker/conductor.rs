@@ -293,6 +293,9 @@ impl Conductor<'_> {
             Some(DiskNews::Written) => self.tell(Event::DiskWritten),
             None => {}
         }
+        if let Some(error) = self.store.take_left_out() {
+            self.tell(Event::note(format!("TensorBoard's files lack some steps: {}", error.one_line())));
+        }
         if let Some(error) = self.store.take_unnoted() {
             let text = format!(
                 "where the run stands cannot be written: {}; training goes on, but if this broker is killed, the run goes \
@@ -438,7 +441,7 @@ impl Conductor<'_> {
         let summary = self.store.summarise(&current.plan, &facts, predicted_step_s, progress, copies_s)?;
         self.tell(Event::Finished { steps: summary.steps });
         self.store.board().lock().look =
-            Some(Arc::new(Look { status: self.status(&facts), summary: Some(summary.clone()) }));
+            Some(Arc::new(Look { status: self.status(&facts), summary: Some(summary.clone()), last_step: None }));
         self.observer.finished(&summary);
         Ok(progress)
     }

@@ -124,7 +124,7 @@ pub async fn conduct(
             observer.event(&opened);
             observer.opened(store.directory());
             early.into_iter().chain([opened]).for_each(|event| store.tell(event));
-            let page = page.map(|page| serve(page, &store, &events, observer)).transpose()?;
+            let page = page.map(|page| serve(page, &mut store, &events, observer));
             let of_run = (endpoint.clone(), identity);
             let origin = Arc::new(origin);
             let preparation = Preparation { job, data, under_way, feeds, origin, of_run, entry, allowed, left };
@@ -151,17 +151,21 @@ pub async fn conduct(
 /// Serves the run's page, and says where.
 fn serve(
     page: Listening,
-    store: &Store,
+    store: &mut Store,
     events: &mpsc::UnboundedSender<Incoming>,
     observer: &mut dyn Observer,
-) -> Result<Server, NodeError> {
+) -> Server {
     let url = page.url();
-    store.write_dashboard(&url)?;
     observer.dashboard(&url);
+    if let Err(e) = store.write_dashboard(&url) {
+        let event = Event::note(format!("other commands do not find the run's page: {}", e.one_line()));
+        observer.event(&event);
+        store.tell(event);
+    }
     let events = events.clone();
     // The run may be over.
     let ask = move |answer| drop(events.send(Incoming::Look(answer)));
-    Ok(Server::start(page, store.board().clone(), Box::new(ask)))
+    Server::start(page, store.board().clone(), Box::new(ask))
 }
 
 /// Whether members keep what they have, for a broker that goes on with the run.

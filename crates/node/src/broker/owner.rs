@@ -93,7 +93,7 @@ impl Conductor<'_> {
             let predicted_step_s = current.predicted.as_ref().map(|s| s.step_s);
             self.store.figures().summary(&current.plan, &facts, predicted_step_s, self.run.progress())
         });
-        Look { status: self.status(&facts), summary }
+        Look { status: self.status(&facts), summary, last_step: self.store.figures().last_step(&facts) }
     }
 
     /// The facts about the peers of the present generation.

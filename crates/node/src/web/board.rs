@@ -1,13 +1,17 @@
 //! All that the page of a run is drawn from.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use fusionllm_events::{Event, Figures, StepMetrics, Timed};
 use fusionllm_protocol::RunStatus;
-use fusionllm_workspace::run_dir::Summary;
+use fusionllm_workspace::run_dir::{StepTrace, Summary};
 
 /// The most points of a series. A curve on a screen shows fewer.
 const MAX_POINTS: usize = 20_000;
+
+/// The time for which the picture of a step stays. It is the largest part of the page, and people look at it longer.
+const STEP_FOR: Duration = Duration::from_secs(10);
 
 /// The state of a run that its page shows. A copy is cheap: what is large is shared.
 #[derive(Debug, Clone, Default)]
@@ -29,6 +33,8 @@ pub(crate) struct Board {
     pub(crate) plan: Arc<str>,
     /// The state of the run when somebody last asked for it; `None` before the broker's loop begins.
     pub(crate) look: Option<Arc<Look>>,
+    /// What the peers did in a step not long ago, and when it was noted.
+    pub(crate) last_step: Option<(Instant, Arc<StepTrace>)>,
 }
 
 /// The figures of a run at one moment.
@@ -38,6 +44,8 @@ pub(crate) struct Look {
     pub(crate) status: RunStatus,
     /// The summary that the run would have if it ended now; `None` before the first plan.
     pub(crate) summary: Option<Summary>,
+    /// What the peers did in the last step; `None` before it.
+    pub(crate) last_step: Option<StepTrace>,
 }
 
 impl Board {
@@ -67,6 +75,15 @@ impl Board {
             _ if kept => self.events.push(Arc::new(event)),
             _ => {}
         }
+    }
+
+    /// Notes a look at the run.
+    pub(crate) fn looked(&mut self, mut look: Look) {
+        let old = self.last_step.as_ref().is_none_or(|(when, _)| when.elapsed() >= STEP_FOR);
+        if let Some(trace) = look.last_step.take().filter(|_| old) {
+            self.last_step = Some((Instant::now(), Arc::new(trace)));
+        }
+        self.look = Some(Arc::new(look));
     }
 
     fn step(&mut self, metrics: StepMetrics) {
@@ -136,7 +153,8 @@ impl<T> Series<T> {
         while self.kept.pop_if(|point| !stays(point)).is_some() {}
     }
 
-    pub(crate) fn last(&self) -> Option<&T> {
+    #[cfg(test)]
+    fn last(&self) -> Option<&T> {
         self.last.as_ref().or(self.kept.last())
     }
 

@@ -86,3 +86,33 @@ impl Listening {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn runs_beside_each_other_have_ports_of_their_own() {
+        let mut open = Vec::new();
+        for _ in 0..25 {
+            open.push(Listening::open(Dashboard::Local).await.unwrap().unwrap().unwrap());
+        }
+        let mut ports: Vec<u16> = open.iter().map(|listening| listening.addr.port()).collect();
+        assert!(open.iter().all(|listening| listening.addr.ip().is_loopback() && listening.token.is_none()));
+        ports.sort_unstable();
+        ports.dedup();
+        assert_eq!(ports.len(), 25);
+    }
+
+    #[tokio::test]
+    async fn only_an_address_elsewhere_has_a_token() {
+        let open = async |addr: &str| {
+            Listening::open(Dashboard::At(addr.parse().unwrap())).await.unwrap().unwrap().unwrap().url()
+        };
+        assert!(!open("127.0.0.1:0").await.contains("token"));
+        let url = open("0.0.0.0:0").await;
+        // 128 bits in base32.
+        assert_eq!(url.split_once("/?token=").unwrap().1.len(), 26, "{url}");
+        assert_ne!(url, open("0.0.0.0:0").await);
+    }
+}

@@ -70,6 +70,9 @@ fn run(text: &mut Exposition, look: &Look) {
 const STANDINGS: [(Standing, &str); 3] =
     [(Standing::Present, "present"), (Standing::Silent, "silent"), (Standing::Away, "away")];
 
+/// A figure of each peer: its name, its meaning, and its value if it is known.
+type Row<T, V> = (&'static str, &'static str, fn(&T) -> Option<V>);
+
 fn members(text: &mut Exposition, members: &[MemberStatus]) {
     text.family("fusionllm_peers", "gauge", "Members of the run, spares among them, by standing.");
     for (standing, name) in STANDINGS {
@@ -81,7 +84,7 @@ fn members(text: &mut Exposition, members: &[MemberStatus]) {
         let labels = [("peer", m.name.as_str()), ("backend", &m.backend), ("device", &m.device)];
         text.sample("fusionllm_peer_info", &labels, 1.0);
     }
-    let rows: [(&str, &str, fn(&MemberStatus) -> Option<f64>); 4] = [
+    let rows: [Row<MemberStatus, f64>; 4] = [
         ("fusionllm_peer_compute_seconds", "Median seconds that a peer computes in a step.", |m| m.compute_s),
         ("fusionllm_peer_predicted_compute_seconds", "Seconds that a peer is predicted to compute in a step.", |m| {
             m.predicted_compute_s
@@ -98,7 +101,7 @@ fn members(text: &mut Exposition, members: &[MemberStatus]) {
 }
 
 fn peers(text: &mut Exposition, peers: &[PeerSummary]) {
-    let rows: [(&str, &str, fn(&PeerSummary) -> Option<u64>); 3] = [
+    let rows: [Row<PeerSummary, u64>; 3] = [
         ("fusionllm_peer_memory_bytes", "Peak of the bytes that a peer has allocated.", |p| p.peak_memory_bytes),
         ("fusionllm_peer_predicted_memory_bytes", "Predicted peak of the bytes that a peer allocates.", |p| {
             p.predicted_memory_bytes

@@ -1,13 +1,13 @@
 //! The drawings of a run and those who watch them.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use fusionllm_transport::Secret;
 use tokio::sync::{Mutex, oneshot, watch};
 
 use super::board::{Look, SharedBoard};
-use super::render::{Published, render};
+use super::render::{Painter, Published};
 use crate::relay::secret_text;
 
 /// The least time between two drawings.
@@ -29,6 +29,7 @@ pub(crate) type Ask = Box<dyn Fn(oneshot::Sender<Look>) + Send + Sync>;
 pub(super) struct Site {
     board: SharedBoard,
     ask: Ask,
+    painter: Arc<std::sync::Mutex<Painter>>,
     /// When the run was looked at last.
     looked: Mutex<Option<Instant>>,
     /// The newest drawing.
@@ -57,7 +58,7 @@ pub(super) struct Viewer {
 impl Site {
     pub(super) fn new(board: SharedBoard, ask: Ask) -> Arc<Self> {
         let (drawings, viewers) = (watch::Sender::new(None), watch::Sender::new(0));
-        Arc::new(Self { board, ask, looked: Mutex::new(None), drawings, viewers })
+        Arc::new(Self { board, ask, painter: Arc::default(), looked: Mutex::new(None), drawings, viewers })
     }
 
     pub(super) fn board(&self) -> &SharedBoard {
@@ -85,8 +86,10 @@ impl Site {
     async fn drawn(&self, is_last: bool) {
         let (drawn, nonce) = (Instant::now(), secret_text(&Secret::generate()));
         let board = self.board.lock().clone();
+        let painter = self.painter.clone();
         let drawing = tokio::task::spawn_blocking(move || {
-            let published = render(&board, &nonce);
+            // A painter that panicked has at worst an old prediction.
+            let published = painter.lock().unwrap_or_else(PoisonError::into_inner).render(&board, &nonce);
             Drawing { published, nonce, is_last, drawn }
         });
         match drawing.await {
@@ -105,7 +108,7 @@ impl Site {
         let (answer, answered) = oneshot::channel();
         (self.ask)(answer);
         if let Ok(Ok(look)) = tokio::time::timeout(LOOK_PATIENCE, answered).await {
-            self.board.lock().look = Some(Arc::new(look));
+            self.board.lock().looked(look);
         }
         *looked = Some(Instant::now());
     }

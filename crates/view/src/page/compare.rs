@@ -23,7 +23,7 @@ pub(super) fn table_and_chart(runs: &[RunView<'_>]) -> Markup {
     let rows = html! {
         @for (i, run) in runs.iter().enumerate() {
             @let last = run.metrics.last();
-            @let validation = run.metrics.iter().rev().find_map(|m| m.val_loss);
+            @let validation = run.validations.last().and_then(|v| v.1);
             @let step_s = run.summary.and_then(|s| s.median_step_s).or(last.map(|m| m.step_s));
             tr {
                 th scope="row" { span.{ "c" (i % 6) } { i.line {} } (run.name) }

@@ -25,8 +25,8 @@ pub(super) fn losses(name: &str, color: usize, metrics: &[StepMetrics]) -> Curve
 
 pub(super) fn curves(run: &RunView<'_>) -> Markup {
     let marks = || marks(run.events);
-    let validation = run.metrics.iter().filter(|m| m.val_loss.is_some()).map(|m| (m.step, m.val_loss)).collect();
-    let validation = Curve { name: "validation".into(), color: 1, shape: Shape::Dots, points: validation };
+    let validation =
+        Curve { name: "validation".into(), color: 1, shape: Shape::Dots, points: run.validations.to_vec() };
     let mut curves = vec![losses("training", 0, run.metrics)];
     curves.extend(Some(validation).filter(|c| !c.points.is_empty()));
     let of_loss = Chart { title: "Loss".into(), format: loss, curves, marks: marks(), from_zero: false };
@@ -79,8 +79,8 @@ fn predicted(run: &RunView<'_>) -> Vec<(u64, Option<f64>)> {
 }
 
 /// The events that a curve may show the effect of.
-fn marks(events: &[Timed]) -> Vec<Mark> {
-    let mark = |Timed { event, .. }: &Timed| {
+fn marks(events: &[&Timed]) -> Vec<Mark> {
+    let mark = |Timed { event, .. }: &&Timed| {
         let (step, sign) = match event {
             Event::Lost { step, used: true, .. } => (*step, '✕'),
             Event::Started { incidents } => (incidents.first()?.restarted_at, '↻'),

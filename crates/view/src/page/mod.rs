@@ -18,6 +18,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use crate::picture;
 
 pub use parts::parts;
+use serde_json::Value;
 use toml::Table;
 
 /// A run, as a page shows it.
@@ -27,10 +28,12 @@ pub struct RunView<'a> {
     pub name: &'a str,
     /// Its job, with every default filled in.
     pub job: &'a Table,
-    /// The steps.
+    /// The steps, or some of them.
     pub metrics: &'a [StepMetrics],
+    /// All validations: the step, and the loss if it is finite.
+    pub validations: &'a [(u64, Option<f64>)],
     /// Everything else that happened.
-    pub events: &'a [Timed],
+    pub events: &'a [&'a Timed],
     /// The plan, where machines and links are known.
     pub prediction: Option<&'a Prediction>,
     /// What each peer did in the last step, if it is known.
@@ -53,6 +56,16 @@ pub struct Prediction {
 }
 
 impl Prediction {
+    /// The prediction for the text of a plan file; `None` if the file does not describe the machines.
+    ///
+    /// # Errors
+    ///
+    /// It is no plan file of this version, or it cannot be simulated.
+    pub fn read(text: &str) -> Result<Option<Self>, PlanError> {
+        let of_known = serde_json::from_str::<Value>(text).is_ok_and(|plan| plan.get("cluster").is_some());
+        if of_known { Self::new(SavedPlan::from_json(text)?).map(Some) } else { Ok(None) }
+    }
+
     /// The prediction for a plan.
     ///
     /// # Errors
@@ -78,26 +91,35 @@ pub fn report(runs: &[RunView<'_>]) -> String {
         runs => format!("{} runs", runs.len()),
     };
     let body = match runs {
-        [run] => one(run),
+        [run] => one(&parts(run)),
         runs => html! {
             header { h1 { (title) } }
             (compare::table_and_chart(runs))
             @for run in runs {
-                details.run { summary { (run.name) } (one(run)) }
+                details.run { summary { (run.name) } (one(&parts(run))) }
             }
         },
     };
     page(&title, &body, SCRIPT, None)
 }
 
-/// The page of a run that goes on. Its script carries a nonce, for servers that allow no other script.
-pub fn live(run: &RunView<'_>, nonce: &str) -> String {
-    page(run.name, &one(run), &format!("{SCRIPT}{LIVE_SCRIPT}"), Some(nonce))
+/// The page of a run that goes on, with its [`parts`]. Its script carries a nonce, for servers that allow no other script.
+pub fn live(run: &RunView<'_>, parts: &[(&str, Markup)], nonce: &str) -> String {
+    let body = html! {
+        p #connection role="status" hidden {}
+        (one(parts))
+    };
+    page(run.name, &body, &format!("{SCRIPT}{LIVE_SCRIPT}"), Some(nonce))
 }
 
-fn one(run: &RunView<'_>) -> Markup {
+/// The validations among steps.
+pub fn validations(metrics: &[StepMetrics]) -> Vec<(u64, Option<f64>)> {
+    metrics.iter().filter(|m| m.val_loss.is_some()).map(|m| (m.step, m.val_loss)).collect()
+}
+
+fn one(parts: &[(&str, Markup)]) -> Markup {
     html! {
-        @for (id, content) in parts(run) {
+        @for (id, content) in parts {
             section #(id) { (content) }
         }
     }

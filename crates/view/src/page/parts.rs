@@ -57,7 +57,7 @@ fn now(run: &RunView<'_>) -> Markup {
     let step = run.status.map(|s| s.step).or(last.map(|m| m.step)).unwrap_or(0);
     let steps =
         run.status.map(|s| s.steps).or_else(|| run.job.get("train")?.get("stop")?.as_integer()?.try_into().ok());
-    let validation = run.metrics.iter().rev().find_map(|m| m.val_loss);
+    let validation = run.validations.last().and_then(|v| v.1);
     let step_s = run.status.and_then(|s| s.step_s).or_else(|| run.summary?.median_step_s).or(last.map(|m| m.step_s));
     let predicted = run.status.map_or_else(|| run.summary?.predicted_step_s, |s| s.predicted_step_s);
     let took = run.events.first().zip(run.events.last()).map(|(from, to)| to.time - from.time);
@@ -169,7 +169,7 @@ fn class(event: &Event) -> &'static str {
 
 fn events(run: &RunView<'_>) -> Markup {
     let start = run.events.first().map_or(0.0, |t| t.time);
-    let told = run.events.iter().filter_map(|timed| {
+    let told = run.events.iter().rev().filter_map(|timed| {
         // The terminal shows these two as parts of another line.
         let lines = match &timed.event {
             Event::Saved { step } => vec![format!("checkpoint of step {step} is saved")],
@@ -178,22 +178,22 @@ fn events(run: &RunView<'_>) -> Markup {
         };
         (!lines.is_empty()).then_some((timed, lines))
     });
-    let told: Vec<_> = told.collect();
-    let left_out = told.len().saturating_sub(MAX_EVENTS);
+    // One more shows whether there are any.
+    let told: Vec<_> = told.take(MAX_EVENTS + 1).collect();
     html! {
         @if !told.is_empty() {
             h2 { "What happened" }
             div.scroll.log tabindex="0" role="region" aria-label="What happened" {
                 ol {
                     // The newest comes first.
-                    @for (Timed { time, event }, lines) in told.iter().rev().take(MAX_EVENTS) {
+                    @for (Timed { time, event }, lines) in told.iter().take(MAX_EVENTS) {
                         li.(class(event)) {
                             time title=(date(*time)) { "+" (units::seconds((time - start).max(0.0))) }
                             span { @for line in lines { (line) br; } }
                         }
                     }
                 }
-                @if left_out > 0 { p.note { (left_out) " earlier ones are in events.jsonl" } }
+                @if told.len() > MAX_EVENTS { p.note { "Earlier ones are in events.jsonl." } }
             }
         }
     }

@@ -10,6 +10,7 @@
 //!   dashboard        the address of the run's page, while it is served
 //!   metrics.jsonl    one line per step
 //!   events.jsonl     one line for whatever else happens
+//!   tensorboard/     the metrics again, for TensorBoard
 //!   broker-key       who the broker is, so that tickets stay valid when it is started again
 //!   state            where the run stands, while it goes on with joiners
 //!   measured         their machines and links
@@ -23,6 +24,7 @@ mod reading;
 mod record;
 mod records;
 mod settings;
+mod tensorboard;
 
 use std::borrow::Cow;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -40,6 +42,7 @@ pub use record::RunRecord;
 pub use records::{LinkSummary, PeerSummary, PeerTrace, StepTrace, Summary};
 use serde::Serialize;
 pub use settings::{DifferingSetting, differing_settings, settings};
+use tensorboard::TensorBoard;
 
 use crate::checkpoint::Checkpoints;
 
@@ -51,6 +54,8 @@ pub struct RunDir {
     metrics: File,
     /// The file `events.jsonl`, at its end.
     events: File,
+    /// The files for TensorBoard.
+    tensorboard: TensorBoard,
     /// If the run is new: the directories that were made for it, the innermost first.
     made: Option<Vec<PathBuf>>,
 }
@@ -70,6 +75,7 @@ const EVENTS: &str = "events.jsonl";
 const LAST_STEP: &str = "last_step.json";
 const SUMMARY: &str = "summary.json";
 const CHECKPOINTS: &str = "checkpoints";
+const TENSORBOARD: &str = "tensorboard";
 const IDENTITY: &str = "broker-key";
 const STATE: &str = "state";
 const ATLAS: &str = "measured";
@@ -171,7 +177,9 @@ impl RunDir {
         for name in [JOB, PLAN, TICKET, OWNER_TICKET, DASHBOARD, METRICS, EVENTS, IDENTITY, STATE, ATLAS] {
             let _ = fs::remove_file(self.path.join(name));
         }
-        let _ = fs::remove_dir_all(self.path.join(TOKENIZER));
+        for name in [TOKENIZER, TENSORBOARD] {
+            let _ = fs::remove_dir_all(self.path.join(name));
+        }
         for directory in made {
             let _ = fs::remove_dir(directory);
         }
@@ -189,9 +197,10 @@ impl RunDir {
         }
         let mut run = Self::lock(path.to_owned())?;
         run.rewind(step)?;
-        // The old summary describes a run that had ended.
+        // The old summary describes a run that had ended. A broker that was killed has left an address.
         remove(&path.join(SUMMARY))?;
         remove(&path.join(LAST_STEP))?;
+        run.remove_dashboard()?;
         Checkpoints::new(run.checkpoints()).clean()?;
         Ok(run)
     }
@@ -212,6 +221,7 @@ impl RunDir {
         let kept = kept.map(<[u8]>::len).sum::<usize>() as u64;
         let cut = self.metrics.set_len(kept).and_then(|()| self.metrics.seek(SeekFrom::Start(kept)));
         cut.map_err(DiskError::at(&metrics, "written"))?;
+        self.tensorboard.rewind();
         Ok(())
     }
 
@@ -237,7 +247,8 @@ impl RunDir {
         let name = path.join(EVENTS);
         let mut events = open(&name)?;
         events.seek(SeekFrom::End(0)).map_err(DiskError::at(&name, "written"))?;
-        Ok(Self { path, metrics, events, made: None })
+        let tensorboard = TensorBoard::new(path.join(TENSORBOARD));
+        Ok(Self { path, metrics, events, tensorboard, made: None })
     }
 
     /// The directory.
@@ -395,13 +406,20 @@ impl RunDir {
         remove(&self.path.join(ATLAS))
     }
 
-    /// Adds a step to `metrics.jsonl`. If that fails, the file is as before.
+    /// Adds a step to `metrics.jsonl`, and to the files for TensorBoard. If that fails, `metrics.jsonl` is as before.
     ///
     /// # Errors
     ///
-    /// The disk fails.
+    /// The disk fails. For TensorBoard, a step that cannot be written is left out: [`Self::take_left_out`].
     pub fn record(&mut self, metrics: &StepMetrics) -> Result<(), DiskError> {
-        add_line(&mut self.metrics, metrics).map_err(DiskError::at(&self.path.join(METRICS), "written"))
+        add_line(&mut self.metrics, metrics).map_err(DiskError::at(&self.path.join(METRICS), "written"))?;
+        self.tensorboard.record(metrics);
+        Ok(())
+    }
+
+    /// The reason why steps are left out for TensorBoard. It is returned once.
+    pub fn take_left_out(&mut self) -> Option<DiskError> {
+        self.tensorboard.take_left_out()
     }
 
     /// Adds an event to `events.jsonl`. If that fails, the file is as before.

@@ -42,7 +42,7 @@ fn a_run_writes_the_documented_files() {
 
     let mut names: Vec<_> = fs::read_dir(&path).unwrap().map(|e| e.unwrap().file_name()).collect();
     names.sort();
-    assert_eq!(names, ["events.jsonl", "job.toml", "metrics.jsonl", "plan.json", "summary.json"]);
+    assert_eq!(names, ["events.jsonl", "job.toml", "metrics.jsonl", "plan.json", "summary.json", "tensorboard"]);
     assert_eq!(read_metrics(&path).unwrap()[1], measured);
     assert_snapshot!(fs::read_to_string(path.join("metrics.jsonl")).unwrap(), @r#"
     {"step":1,"loss":5.5,"step_s":0.25,"tokens_per_s":512.0,"bytes_sent":1024,"lr":0.0003,"grad_norm":1.5}

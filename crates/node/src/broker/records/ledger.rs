@@ -105,6 +105,11 @@ impl Ledger {
         self.news.take()
     }
 
+    /// The reason why steps are left out for TensorBoard. It is returned once.
+    pub(crate) fn take_left_out(&mut self) -> Option<DiskError> {
+        self.run.take_left_out()
+    }
+
     /// Writes all lines and files that wait.
     ///
     /// # Errors

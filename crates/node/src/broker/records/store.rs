@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
-use fusionllm_data::{Data, Dataset};
+use fusionllm_data::{Data, Dataset, DiskError};
 use fusionllm_events::{Event, IncidentSummary, Spectrum, StepMetrics, Timed};
 use fusionllm_plan::Plan;
 use fusionllm_program::Optimizer;
@@ -398,6 +398,11 @@ impl Store {
     /// The change of the disk since the last call.
     pub(crate) fn take_news(&mut self) -> Option<DiskNews> {
         self.ledger.take_news()
+    }
+
+    /// The reason why steps are left out for TensorBoard. It is returned once.
+    pub(crate) fn take_left_out(&mut self) -> Option<DiskError> {
+        self.ledger.take_left_out()
     }
 
     /// Notes sentences about codecs for the metrics of a coming step.
