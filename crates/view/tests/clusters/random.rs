@@ -109,7 +109,8 @@ fn random(rng: &mut ChoiceRng, shape: Shape) -> Case {
     if !many.is_empty() {
         notes.push(format!("not used, since none with them is faster: {}", many.join(", ")));
     }
-    notes.truncate(rng.below(4));
+    notes.push("3 of 8 peers have nothing to do: the model's 5 operators make 5 stages".into());
+    notes.truncate(rng.below(5));
     Case { cluster, plan, simulation, changes, notes }
 }
 

@@ -120,7 +120,7 @@ impl Layout {
 /// Space above the blocks of an area, for its title.
 pub(super) fn head(scene: &Scene, area: usize, detail: Detail) -> f64 {
     let a = &scene.areas[area];
-    match (detail, a.title.is_empty(), a.subtitle.is_empty()) {
+    match (detail, a.title.is_empty(), a.subtitles.is_empty()) {
         (Detail::Cell, true, _) => 10.0,
         (Detail::Cell, ..) => 24.0,
         (_, true, true) => 16.0,

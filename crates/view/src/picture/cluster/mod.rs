@@ -33,7 +33,7 @@ pub fn cluster(
     });
     let scene = Scene::new(cluster, plan, simulation, limit);
     let unused = unused::groups(cluster, plan, notes);
-    let absent: usize = unused.iter().map(|g| g.count()).sum();
+    let absent: usize = unused.iter().map(|g| g.count).sum();
     let used = plan.used().len();
     let subtitle = format!(
         "{} a step · {} · {} on {} of {} · {}",

@@ -15,6 +15,8 @@ const AREAS_WITHOUT_SITE: usize = 12;
 
 /// The cluster as it is drawn.
 pub(super) struct Scene {
+    /// Whether anything limits the step.
+    pub(super) limited: bool,
     /// In pipeline order.
     pub(super) areas: Vec<Area>,
     /// Between areas, the busiest first.
@@ -24,7 +26,8 @@ pub(super) struct Scene {
 /// A site, or a device without one.
 pub(super) struct Area {
     pub(super) title: String,
-    pub(super) subtitle: String,
+    /// The rate inside and what is sent there, from long to short.
+    pub(super) subtitles: Vec<String>,
     pub(super) uplink: Option<Uplink>,
     /// In pipeline order.
     pub(super) blocks: Vec<Block>,
@@ -110,14 +113,14 @@ impl Scene {
         }
         let (bundles, inside) = facts.bundles(&at);
         for (area, pairs) in inside {
-            let total: u64 = pairs.iter().map(|b| b.bytes).sum();
+            let limits = if pairs.iter().any(|b| b.limits) { " · limits the step" } else { "" };
+            let sent = format!("{} a step{limits}", bytes(pairs.iter().map(|b| b.bytes).sum()));
             let area: &mut Area = &mut areas[area];
-            let sent = format!("{} a step", bytes(total));
-            area.subtitle =
-                [area.subtitle.as_str(), &sent].into_iter().filter(|s| !s.is_empty()).collect::<Vec<_>>().join(" · ");
+            area.subtitles.iter_mut().for_each(|s| *s = format!("{s} · {sent}"));
+            area.subtitles.push(sent);
             area.inside = pairs;
         }
-        Self { areas, bundles }
+        Self { limited: limit.is_some(), areas, bundles }
     }
 }
 
@@ -173,12 +176,12 @@ impl Facts<'_> {
         let blocks: Vec<Block> = blocks.into_iter().map(|b| b.0).collect();
         let Some((number, site)) = site.and_then(|s| Some((s, self.cluster.sites().get(s as usize)?))) else {
             let title = if machines > 1 { "machines without a site" } else { "" };
-            return Area { title: title.into(), subtitle: String::new(), uplink: None, blocks, inside: Vec::new() };
+            return Area { title: title.into(), subtitles: Vec::new(), uplink: None, blocks, inside: Vec::new() };
         };
         let describe = |l: Link| format!("{}, {}", rate(l.bandwidth), seconds(l.latency));
-        let subtitle = match site.inside.filter(|_| machines > 1) {
-            Some(inside) => format!("inside {}", describe(inside)),
-            None => String::new(),
+        let subtitles = match site.inside.filter(|_| machines > 1) {
+            Some(inside) => [describe(inside), rate(inside.bandwidth)].map(|l| format!("inside {l}")).to_vec(),
+            None => Vec::new(),
         };
         let load = |outward| self.lines.get(&Line::Uplink { site: number, outward }).copied();
         let share = |outward| load(outward).map_or(0.0, |l| l.busy_s / self.simulation.step_s);
@@ -199,7 +202,7 @@ impl Facts<'_> {
                 percent(share(false))
             ),
         });
-        Area { title: site.name.clone(), subtitle, uplink, blocks, inside: Vec::new() }
+        Area { title: site.name.clone(), subtitles, uplink, blocks, inside: Vec::new() }
     }
 
     /// Whether a line limits the step. A change of a line counts for both directions.
