@@ -212,6 +212,19 @@ fn a_thousand_devices_have_a_picture() {
     }
 }
 
+/// A run may ask for a picture before anything is known of its step.
+#[test]
+fn nothing_to_see_is_drawn() {
+    let mut case = random(&mut ChoiceRng::new(3), Shape { devices: 4, sites: 2, replicas: 1 });
+    case.simulation.step_s = 0.0;
+    check(&draw(&case), "a step without a length");
+    case.plan.stages.clear();
+    check(&draw(&case), "a plan without a stage");
+    case.simulation.peers.clear();
+    (case.simulation.links, case.simulation.lines) = (Vec::new(), Vec::new());
+    check(&draw(&case), "a step without peers");
+}
+
 /// Two links were green although the uplink that they share was what limited the step.
 #[test]
 fn a_shared_uplink_shows_its_load() {

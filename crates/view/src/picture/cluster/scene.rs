@@ -184,7 +184,7 @@ impl Facts<'_> {
             None => Vec::new(),
         };
         let load = |outward| self.lines.get(&Line::Uplink { site: number, outward }).copied();
-        let share = |outward| load(outward).map_or(0.0, |l| l.busy_s / self.simulation.step_s);
+        let share = |outward| load(outward).map_or(0.0, |l| l.busy_s / step(self.simulation));
         let carried = |outward| bytes(load(outward).map_or(0, |l| l.bytes));
         let uplink = site.uplink.map(|link| Uplink {
             link,
@@ -250,7 +250,7 @@ impl Facts<'_> {
         let stages = self.stages(first);
         let operators: usize = stages.iter().map(|s| self.plan.stages[*s].nodes.len()).sum();
         let replicas = stages.iter().map(|s| self.plan.stages[*s].replicas().len()).max().unwrap_or(1);
-        let step = self.simulation.step_s;
+        let step = step(self.simulation);
         let loads: Vec<_> = members.iter().filter_map(|m| self.simulation.peers.get(m.0 as usize)).collect();
         let busy =
             loads.iter().map(|l| l.compute_s / step).fold([f64::INFINITY, 0.0], |[a, b], x| [a.min(x), b.max(x)]);
@@ -295,7 +295,7 @@ impl Facts<'_> {
         let host = self.cluster.host_of(m)?;
         let load = |outward| self.lines.get(&Line::Card { host, outward }).copied();
         let busier = [true, false].into_iter().filter_map(load).max_by(|a, b| a.busy_s.total_cmp(&b.busy_s))?;
-        Some((busier.busy_s / self.simulation.step_s, busier.link.bandwidth))
+        Some((busier.busy_s / step(self.simulation), busier.link.bandwidth))
     }
 
     /// The connections between areas, and those between blocks of each area.
@@ -326,7 +326,7 @@ impl Facts<'_> {
                 }
             }
         }
-        let finish = |(ends, g): ([usize; 2], Gathered)| g.bundle(ends, self.cluster, self.simulation.step_s);
+        let finish = |(ends, g): ([usize; 2], Gathered)| g.bundle(ends, self.cluster, step(self.simulation));
         let busiest_first = |all: BTreeMap<[usize; 2], Gathered>| {
             let mut all: Vec<Bundle> = all.into_iter().map(finish).collect();
             all.sort_by(|a, b| (b.busy, b.bytes).partial_cmp(&(a.busy, a.bytes)).unwrap_or(a.ends.cmp(&b.ends)));
@@ -368,6 +368,11 @@ impl Gathered {
             tooltip: format!("{there} there and {back} back a step; {way}"),
         }
     }
+}
+
+/// Seconds of a step, above zero: shares of it are finite.
+pub(super) fn step(simulation: &Simulation) -> f64 {
+    if simulation.step_s > 0.0 { simulation.step_s } else { f64::INFINITY }
 }
 
 /// `54 %`.

@@ -14,6 +14,8 @@ use super::scene::stem;
 /// At most this many lines of machines for one reason.
 const LINES: usize = 4;
 const LINE: f64 = 32.0;
+/// Up to this many alike machines are named.
+const FEW: usize = 3;
 
 /// The machines that are not used for one reason.
 pub(super) struct Group {
@@ -85,7 +87,7 @@ impl<'a> Kinds<'a> {
     fn finish(mut self) -> Vec<(String, Vec<String>)> {
         let label = |kind: (&str, &str), names: &[String]| {
             let what = match names {
-                [one] => one.clone(),
+                few if few.len() <= FEW => few.join(", "),
                 several => format!("{} × {}", several.len(), kind.0),
             };
             if kind.1.is_empty() { what } else { format!("{what} · {}", kind.1) }
