@@ -225,6 +225,21 @@ fn nothing_to_see_is_drawn() {
     check(&draw(&case), "a step without peers");
 }
 
+/// The broker's inputs for a peer on its own machine were drawn as traffic inside a site.
+#[test]
+fn one_device_sends_nothing() {
+    let device = Device { site: Some(0), ..Device::new("alone", rates(), 1 << 34) };
+    let inside = Some(Link { latency: 1e-4, bandwidth: 1e8 });
+    let site = Site { name: "home".into(), inside, uplink: None, downlink: None };
+    let cluster = Cluster::new(vec![device], vec![site], vec![], None).unwrap();
+    let plan = plan(&mut ChoiceRng::new(1), &cluster, 1);
+    let simulation = simulation(&mut ChoiceRng::new(1), &cluster, &plan);
+    assert!(!simulation.links.is_empty(), "the broker sends the batches");
+    let picture = picture::cluster(&cluster, &plan, &simulation, &[], &[]);
+    check(&picture, "one device");
+    assert!(!picture.texts().iter().any(|(_, t)| t.contains("iB a step")), "{:?}", picture.texts());
+}
+
 /// Two links were green although the uplink that they share was what limited the step.
 #[test]
 fn a_shared_uplink_shows_its_load() {

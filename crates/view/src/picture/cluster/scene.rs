@@ -303,8 +303,12 @@ impl Facts<'_> {
         let mut between: BTreeMap<[usize; 2], Gathered> = BTreeMap::new();
         let mut inside: BTreeMap<usize, BTreeMap<[usize; 2], Gathered>> = BTreeMap::new();
         for l in self.simulation.links.iter().filter(|l| l.bytes > 0) {
-            let [a, b] = [l.from, l.to].map(|p| at.get(&self.machine(p)).copied());
-            let (Some(a), Some(b)) = (a, b) else { continue };
+            let [from, to] = [l.from, l.to].map(|p| self.machine(p));
+            let (Some(&a), Some(&b)) = (at.get(&from), at.get(&to)) else { continue };
+            // A broker on a device's machine sends nothing to it over a line.
+            if from == to {
+                continue;
+            }
             let sorted = |a: usize, b: usize| if a < b { [a, b] } else { [b, a] };
             let gathered = match a.0 == b.0 {
                 // Replicas within one block.
