@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 HERE = pathlib.Path(__file__).parent
-TEXT = (HERE / "../../crates/data/src/sample.txt").read_text(encoding="utf-8")[:40_000] + " Größe 日本 über 2024 é."
+TEXT = (HERE / "text.txt").read_text(encoding="utf-8") + " Größe 日本 über 2024 é."
 
 # The way of many tokenizers to cut a text into words.
 WORDS = (

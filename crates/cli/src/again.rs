@@ -36,6 +36,7 @@ impl Again {
 
     fn new(command: &str, run: &RunArgs) -> Self {
         let mut again = Self { words: vec!["fusionllm".into(), command.into()], settings: Vec::new() };
+        again.add("--dashboard", &run.dashboard);
         again.add("--plan", &run.plan.as_ref().map(|path| path.display()));
         let words = std::mem::take(&mut again.words);
         again.words.extend(run.job.as_ref().map(word));

@@ -3,10 +3,11 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use fusionllm_data::Tokenizer;
+use fusionllm_node::Dashboard;
 
-use crate::values::{at_least_1, memory, peers, period, share, slowdown, temperature, tokenizer, whole};
+use crate::values::{at_least_1, dashboard, memory, peers, period, share, slowdown, temperature, tokenizer, whole};
 
 /// Trains one model over many machines, whatever their hardware and however slow the links between them.
 #[derive(Debug, Parser)]
@@ -18,6 +19,14 @@ pub(crate) struct Arguments {
     /// Print one JSON object, and nothing else, on standard output.
     #[arg(long, global = true, display_order = 100)]
     pub(crate) json: bool,
+
+    /// Print results, warnings and errors alone, and no progress.
+    #[arg(short, long, global = true, display_order = 101, conflicts_with = "verbose")]
+    pub(crate) quiet: bool,
+
+    /// Print what goes on inside; twice for more. The variable RUST_LOG chooses more precisely.
+    #[arg(short, long, global = true, display_order = 102, action = ArgAction::Count)]
+    pub(crate) verbose: u8,
 }
 
 #[derive(Debug, Subcommand)]
@@ -30,6 +39,10 @@ pub(crate) enum Command {
     Join(JoinArgs),
     /// Show how a run is doing: its phase, steps, members and interruptions.
     Status(StatusArgs),
+    /// Write a page about a run, or about several side by side: curves, the cluster, a step, events.
+    Report(ReportArgs),
+    /// List runs: steps, losses, times, and the settings in which they differ.
+    Runs(RunsArgs),
     /// Put a member out of a run for good. The run goes on without it.
     Kick(KickArgs),
     /// Make another ticket for a run.
@@ -103,6 +116,11 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) resume: Option<PathBuf>,
 
+    /// Serve the run's page at this address; any but a loopback one needs the token that is printed. "off" serves none
+    /// [default: 127.0.0.1:8800, or another port that is free].
+    #[arg(long, value_name = "ADDR", value_parser = dashboard)]
+    pub(crate) dashboard: Option<Dashboard>,
+
     /// Make the run's directory, print it, and train nothing. Programs that put files there call it first.
     #[arg(long, hide = true, conflicts_with = "run_dir")]
     pub(crate) reserve: bool,
@@ -111,6 +129,17 @@ pub(crate) struct RunArgs {
     /// when that program ends. A job on standard input then ends with a zero byte.
     #[arg(long, hide = true)]
     pub(crate) tethered: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReportArgs {
+    /// Directories of runs.
+    #[arg(required = true, value_name = "RUN")]
+    pub(crate) runs: Vec<PathBuf>,
+
+    /// The file to write. It needs nothing else, and no network.
+    #[arg(short, long, value_name = "F.html", default_value = "report.html")]
+    pub(crate) output: PathBuf,
 }
 
 #[derive(Debug, Args)]
@@ -187,6 +216,17 @@ pub(crate) struct TicketLimits {
 pub(crate) struct StatusArgs {
     /// A run directory, an owner's ticket, or `-` for such a ticket on standard input.
     pub(crate) run: String,
+
+    /// Show the status again each second, until the run ends or Ctrl-C. With --json, each is an object on a line.
+    #[arg(long)]
+    pub(crate) watch: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RunsArgs {
+    /// The directory with the runs [default: runs].
+    #[arg(value_name = "DIR")]
+    pub(crate) directory: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

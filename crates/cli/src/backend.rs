@@ -9,7 +9,7 @@ use fusionllm_graph::units::counted;
 
 use crate::args::{BackendArgs, CheckBackendArgs};
 use crate::failure::Failure;
-use crate::output::{complain, print, print_json};
+use crate::output::{complain, print, print_json, tell};
 use crate::table::Table;
 
 impl BackendArgs {
@@ -58,7 +58,7 @@ fn how_to_get(name: &str) -> String {
 pub(crate) fn check(args: &CheckBackendArgs, json: bool) -> Result<(), Failure> {
     let backend = args.backend.open()?;
     let backend = &*backend;
-    complain(format_args!("checking {} on {}", backend.name(), backend.device().name));
+    tell(format_args!("checking {} on {}", backend.name(), backend.device().name));
     let mut cases = conformance::cases().map_err(Failure::running)?;
     if let Some(word) = &args.only {
         cases.retain(|case| case.op.tag().contains(word));
@@ -82,7 +82,7 @@ pub(crate) fn check(args: &CheckBackendArgs, json: bool) -> Result<(), Failure> 
     // If operators are chosen by name, the parts that have operators of their own are left out.
     let wanted = |name: &str| args.only.is_none() || !matches!(name, "segments" | "bits");
     for (name, run) in parts.into_iter().filter(|(name, _)| wanted(name)) {
-        complain(format_args!("    {name}"));
+        tell(format_args!("    {name}"));
         let started = Instant::now();
         let report = run(backend, &cases);
         let seconds = started.elapsed().as_secs_f64();

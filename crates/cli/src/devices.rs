@@ -5,7 +5,7 @@ use fusionllm_backend::{names, open, worker_name};
 use serde::Serialize;
 
 use crate::failure::Failure;
-use crate::output::{complain, print, print_json};
+use crate::output::{print, print_json, tell};
 use crate::table::Table;
 use crate::units::bytes;
 
@@ -56,7 +56,7 @@ impl Candidate {
 
 /// The backends of this program and the workers that were found, on every device.
 pub(crate) fn all() -> Vec<Candidate> {
-    complain("looking for devices and frameworks");
+    tell("looking for devices and frameworks");
     let mut all: Vec<Candidate> = names().iter().filter_map(|name| Candidate::built_in(name)).collect();
     let processor = all.first().map(|c| c.device.clone()).unwrap_or_default();
     all.extend(find().into_iter().map(|found| Candidate::worker(found, &processor)));
@@ -83,18 +83,22 @@ pub(crate) fn list(json: bool) -> Result<(), Failure> {
     if json {
         return print_json(&serde_json::json!({ "candidates": all, "best": chosen }));
     }
-    let mut table = Table::new(["", "FRAMEWORK", "DEVICE", "MEMORY", "OPTION"], [3]);
+    let mut table = Table::new(["", "FRAMEWORK", "DEVICE", "MEMORY"], [3]);
     for candidate in &all {
-        let Candidate { framework, device, memory, option, .. } = candidate;
+        let Candidate { framework, device, memory, .. } = candidate;
         table.row([
             if chosen.contains(&candidate) { "*" } else { "" }.to_owned(),
             framework.clone(),
             device.clone(),
             memory.map(bytes).unwrap_or_default(),
-            option.clone(),
         ]);
     }
-    print(&format!("{table}\n* is what `fusionllm join` takes without an option\n"))
+    // An option is there to be copied, so it is not shortened.
+    let options = all.iter().map(|candidate| format!("     {}\n", candidate.option));
+    let table = table.to_string();
+    let rows = table.lines().map(|row| format!("{row}\n")).zip(std::iter::once(String::new()).chain(options));
+    let rows: String = rows.map(|(row, option)| row + &option).collect();
+    print(&format!("{rows}\n* is what `fusionllm join` takes without an option\n"))
 }
 
 #[cfg(test)]

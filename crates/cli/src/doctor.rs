@@ -7,13 +7,10 @@ use fusionllm_workspace::config::parse_relay;
 use crate::args::DoctorArgs;
 use crate::failure::Failure;
 use crate::join::ticket;
-use crate::output::{complain, print, print_json};
-use crate::table::wrap;
+use crate::output::{print, print_json, tell};
+use crate::table::{width, wrap, wrap_under};
 use crate::train::runtime;
 use crate::units::{bytes, measure, rate, seconds};
-
-/// Characters of a line.
-const WIDTH: usize = 80;
 
 /// Looks at this machine, and says what does not work.
 pub(crate) fn doctor(args: DoctorArgs, json: bool) -> Result<(), Failure> {
@@ -28,7 +25,7 @@ pub(crate) fn doctor(args: DoctorArgs, json: bool) -> Result<(), Failure> {
         None => None,
         some => Some(ticket(some)?.trim().parse().map_err(NodeError::Ticket)?),
     };
-    complain("looking at this machine and its network; this takes a few seconds");
+    tell("looking at this machine and its network; this takes a few seconds");
     let findings = runtime()?.block_on(examine(DoctorOptions { ticket, relay }))?;
     match json {
         true => print_json(&findings),
@@ -57,10 +54,12 @@ fn text(findings: &Findings) -> String {
     let limited = memory_limit.as_ref().map_or_else(String::new, |limit| format!(", by {limit}"));
     lines.push(format!("memory     {}{limited}", known(memory)));
     lines.push(format!("disk       {}", known(disk)));
+    let values = "addresses  ".len();
+    let mut lines: Vec<String> = lines.iter().flat_map(|line| wrap_under(line, width(), values)).collect();
     lines.push(String::new());
     for problem in problems {
-        lines.extend(wrap(&format!("problem: {}", problem.what), WIDTH));
-        lines.extend(wrap(&format!("  do: {}", problem.advice), WIDTH));
+        lines.extend(wrap(&format!("problem: {}", problem.what), width()));
+        lines.extend(wrap(&format!("  do: {}", problem.advice), width()));
     }
     if problems.is_empty() {
         lines.push("nothing is wrong".to_owned());
@@ -126,7 +125,8 @@ mod tests {
         addresses  192.168.1.2
         router     others see 203.0.113.7, with the same port: hole punching works
         relay      http://192.0.2.1:3340: works
-        broker     reached through the relay: 8 Mbps to it, 40 Mbps from it, 25 ms round trip
+        broker     reached through the relay: 8 Mbps to it, 40 Mbps from it, 25 ms round
+                   trip
         clock      4 ms behind the broker's
         backend    odd does not work
         memory     8 GiB free

@@ -106,9 +106,10 @@ impl From<NodeError> for Failure {
         match e {
             NodeError::Workbench(e) => e.into(),
             // These errors come before a run begins, and are about the user's input.
-            NodeError::Ticket(_) | NodeError::Bind(_) | NodeError::Relay(_) => Self::Input(report),
-            NodeError::RunDir(RunDirError::Disk(_)) => Self::Running(report),
-            NodeError::RunDir(_) => Self::Input(report),
+            NodeError::Ticket(_) | NodeError::Bind(_) | NodeError::Relay(_) | NodeError::Dashboard { .. } => {
+                Self::Input(report)
+            }
+            NodeError::RunDir(e) => e.into(),
             _ => Self::Running(report),
         }
     }
@@ -131,6 +132,16 @@ impl From<WorkbenchError> for Failure {
             }
             WorkbenchError::Checkpoint(_) => Self::Input(report),
             _ => Self::Running(report),
+        }
+    }
+}
+
+impl From<RunDirError> for Failure {
+    fn from(e: RunDirError) -> Self {
+        let report = Report::of(&e);
+        match e {
+            RunDirError::Disk(_) => Self::Running(report),
+            _ => Self::Input(report),
         }
     }
 }

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::args::{ExportArgs, ExportFormat, GenerateArgs};
 use crate::failure::Failure;
-use crate::output::{complain, legible, note, print, print_json};
+use crate::output::{legible, note, print, print_json, tell};
 use crate::units::seconds;
 
 /// Prints the prompt and the text that the model goes on with, as it comes.
@@ -52,7 +52,7 @@ pub(crate) fn generate(args: &GenerateArgs, json: bool) -> Result<(), Failure> {
     }
     print("\n")?;
     if std::io::stderr().is_terminal() {
-        complain(format_args!(
+        tell(format_args!(
             "\n{} in {} ({:.0} tokens/s)",
             counted(tokens, "token"),
             seconds(took),

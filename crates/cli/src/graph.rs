@@ -16,7 +16,7 @@ use serde::Serialize;
 use crate::args::ShowArgs;
 use crate::failure::Failure;
 use crate::output;
-use crate::table::{Table, WIDTH, wrap};
+use crate::table::{Table, width, wrap};
 use crate::units::{bytes, count};
 
 /// Prints what `path` leads to.
@@ -278,13 +278,13 @@ struct Typed<'a> {
 
 /// A number, a text in as many lines as it takes, and a figure at the right margin of the last one.
 fn entry(number: usize, text: &str, figure: &str) -> String {
-    const TEXT_WIDTH: usize = WIDTH - 17;
-    let lines = wrap(text, TEXT_WIDTH);
+    let text_width = width() - 17;
+    let lines = wrap(text, text_width);
     let (mut out, last) = (String::new(), lines.len() - 1);
     for (i, line) in lines.iter().enumerate() {
         let number = if i == 0 { number.to_string() } else { String::new() };
         let figure = if i == last { figure } else { "" };
-        let line = format!("{number:>5}  {line:<TEXT_WIDTH$}  {figure:>8}");
+        let line = format!("{number:>5}  {line:<text_width$}  {figure:>8}");
         let _ = writeln!(out, "{}", line.trim_end());
     }
     out

@@ -16,7 +16,7 @@ use crate::args::JoinArgs;
 use crate::backend::open_backend;
 use crate::devices;
 use crate::failure::Failure;
-use crate::output::{complain, print, print_json};
+use crate::output::{complain, print, print_json, tell};
 use crate::train::{check_listening, runtime};
 
 /// The environment variable that may hold a joiner's ticket.
@@ -67,9 +67,9 @@ pub(crate) fn join(args: JoinArgs, json: bool) -> Result<(), Failure> {
         });
     }
     for peer in &peers {
-        complain(format_args!("joining with {} on {}", peer.backend.name(), peer.backend.device().name));
+        tell(format_args!("joining with {} on {}", peer.backend.name(), peer.backend.device().name));
     }
-    complain("the run's progress is shown where its broker runs");
+    tell("the run's progress is shown where its broker runs");
     let parts = runtime()?.block_on(take_part(peers));
     report(parts, json)
 }

@@ -13,14 +13,18 @@ mod import;
 mod join;
 mod output;
 mod owner;
+mod page;
 mod plan;
 mod profile;
 mod progress;
 mod relay;
 mod report;
+mod runs;
+mod status;
 mod table;
 mod train;
 mod values;
+mod watch;
 
 use std::process::ExitCode;
 
@@ -29,16 +33,35 @@ use fusionllm_graph::units;
 
 use crate::args::{Arguments, BackendCommand, Command, GraphCommand};
 use crate::failure::Failure;
+use crate::output::Volume;
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        // Clap breaks the lines of help texts, but not those of errors.
+        Err(e) if e.use_stderr() => {
+            output::complain(e.render().to_string().trim_end());
+            return ExitCode::from(e.exit_code().clamp(1, 255) as u8);
+        }
+        Err(e) => e.exit(),
+    };
     match arguments.command {
         // A broker computes nothing that needs the same memory again, and it may stand on a small machine.
         Command::Train(_) | Command::Broker(_) => allocator::return_freed_memory(),
         _ => allocator::keep_freed_memory(),
     }
+    output::set_volume(match (arguments.quiet, arguments.verbose) {
+        (true, _) => Volume::Quiet,
+        (false, 0) => Volume::Usual,
+        (false, _) => Volume::Verbose,
+    });
     // Messages tell users what they must know. Everything else is logged for those who ask.
-    let level = std::env::var("RUST_LOG").unwrap_or_else(|_| "off".into());
+    let level = std::env::var("RUST_LOG").unwrap_or_else(|_| match arguments.verbose {
+        0 => "off".into(),
+        // A target is meant by its beginning, and ours begin so.
+        1 => "fusionllm=info".into(),
+        _ => "fusionllm=debug".into(),
+    });
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::new(level))
         .with_writer(std::io::stderr)
@@ -61,6 +84,8 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Broker(broker) => train::broker(broker, arguments.json),
         Command::Join(join) => join::join(join, arguments.json),
         Command::Status(args) => owner::status(&args, arguments.json),
+        Command::Report(args) => page::report(&args, arguments.json),
+        Command::Runs(args) => runs::runs(&args, arguments.json),
         Command::Kick(args) => owner::kick(&args, arguments.json),
         Command::Invite(args) => owner::invite(&args, arguments.json),
         Command::Revoke(args) => owner::revoke(&args, arguments.json),

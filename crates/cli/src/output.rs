@@ -3,10 +3,35 @@
 use std::ffi::OsStr;
 use std::fmt;
 use std::io::{self, Write};
+use std::sync::OnceLock;
 
+use console::Term;
 use serde::Serialize;
 
 use crate::failure::Failure;
+use crate::table::{columns, wrap_lines};
+
+/// How much a command says besides its result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Volume {
+    /// Warnings and errors.
+    Quiet,
+    /// Progress as well.
+    Usual,
+    /// Log lines as well.
+    Verbose,
+}
+
+static VOLUME: OnceLock<Volume> = OnceLock::new();
+
+/// Sets the volume of this process, once.
+pub(crate) fn set_volume(volume: Volume) {
+    let _ = VOLUME.set(volume);
+}
+
+pub(crate) fn volume() -> Volume {
+    VOLUME.get().copied().unwrap_or(Volume::Usual)
+}
 
 /// Writes text as it is to standard output, at once.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
@@ -19,14 +44,35 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
 
 /// Writes an object to standard output: one line when another program reads it, indented for people.
 pub(crate) fn print_json(object: &impl Serialize) -> Result<(), Failure> {
-    let people = io::IsTerminal::is_terminal(&io::stdout());
-    let text = if people { serde_json::to_string_pretty(object) } else { serde_json::to_string(object) };
-    print(&format!("{}\n", text.map_err(|e| Failure::running(format!("the result cannot be written as JSON: {e}")))?))
+    if !io::IsTerminal::is_terminal(&io::stdout()) {
+        return print_json_line(object);
+    }
+    print(&format!("{}\n", serde_json::to_string_pretty(object).map_err(not_json)?))
 }
 
-/// Writes a line to standard error. If nobody listens there, nobody can be told.
+/// Writes an object to standard output, as one of several lines.
+pub(crate) fn print_json_line(object: &impl Serialize) -> Result<(), Failure> {
+    print(&format!("{}\n", serde_json::to_string(object).map_err(not_json)?))
+}
+
+/// The failure to write a result.
+pub(crate) fn not_json(e: serde_json::Error) -> Failure {
+    Failure::running(format!("the result cannot be written as JSON: {e}"))
+}
+
+/// Writes a line to standard error, broken at blanks where the terminal ends. If nobody listens there, nobody can be
+/// told.
 pub(crate) fn complain(line: impl fmt::Display) {
+    let line = line.to_string();
+    let line = columns(&Term::stderr()).map_or_else(|| line.clone(), |columns| wrap_lines(&line, columns));
     let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// Writes a line about the progress to standard error, unless the user wants quiet.
+pub(crate) fn tell(line: impl fmt::Display) {
+    if volume() != Volume::Quiet {
+        complain(line);
+    }
 }
 
 /// Writes a sentence that people should read, whatever else goes on.

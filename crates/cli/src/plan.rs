@@ -5,10 +5,11 @@ use std::path::Path;
 use std::time::Instant;
 
 use fusionllm_plan::{
-    Change, Line, Origin, PlanDetail, PlanError, SavedPlan, SimulateOptions, Simulation, WhatIf, simulate, what_if,
+    Cluster, Origin, PlanDetail, PlanError, SavedPlan, SimulateOptions, Simulation, WhatIf, simulate, what_if,
+    what_if_sentences,
 };
 use fusionllm_program::{PeerId, Program};
-use fusionllm_view::picture;
+use fusionllm_view::picture::{self, Picture, Strip};
 use fusionllm_workbench::model::models;
 use fusionllm_workbench::planning::{Planned, plan_for};
 use fusionllm_workspace::config::Testbed;
@@ -16,7 +17,7 @@ use fusionllm_workspace::config::Testbed;
 use crate::args::{PlanArgs, SimulateArgs};
 use crate::failure::Failure;
 use crate::output::{print, print_json, word};
-use crate::table::{Table, WIDTH, wrap};
+use crate::table::{Table, width, wrap};
 use crate::train::load_job;
 use crate::units;
 
@@ -46,7 +47,8 @@ pub(crate) fn plan(args: &PlanArgs, json: bool) -> Result<(), Failure> {
     }
     outcome.show(&saved, json)?;
     if !json && let Some(path) = &args.output {
-        print(&format!("\ncarry it out with `fusionllm train {} --plan {}`\n", word(&args.job), word(path)))?;
+        let line = format!("carry it out with `fusionllm train {} --plan {}`", word(&args.job), word(path));
+        print(&format!("\n{}\n", wrap(&line, width()).join("\n")))?;
     }
     Ok(())
 }
@@ -61,12 +63,17 @@ pub(crate) fn simulate_file(args: &SimulateArgs, json: bool) -> Result<(), Failu
     let programs = saved.programs()?;
     let outcome = Outcome::new(&saved, programs, None, args.svg.is_some() || args.trace.is_some())?;
     if let Some(path) = &args.svg {
-        write(path, &picture::timeline(&saved.cluster, &outcome.simulation).file())?;
+        write(path, &step_picture(&saved.cluster, &outcome.simulation).file())?;
     }
     if let Some(path) = &args.trace {
         write(path, &picture::chrome_trace(&saved.cluster, &outcome.simulation))?;
     }
     outcome.show(&saved, json)
+}
+
+fn step_picture(cluster: &Cluster, simulation: &Simulation) -> Picture {
+    let names: Vec<&str> = cluster.devices().iter().map(|d| d.name.as_str()).collect();
+    picture::timeline(&names, &[Strip::predicted(simulation)])
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Failure> {
@@ -103,7 +110,7 @@ impl Outcome {
         let failed = |e: PlanError| Failure::running(e);
         let mut object = saved.to_value(&self.simulation, PlanDetail::Summary).map_err(failed)?;
         if let Some(object) = object.as_object_mut() {
-            let lines: Vec<String> = sentences(saved, &self.what_if);
+            let lines: Vec<String> = what_if_sentences(&saved.cluster, &self.what_if);
             let changes = self.what_if.iter().zip(lines).map(
                 |(w, line)| serde_json::json!({ "what_if": line, "predicted_step_s": w.step_s, "speedup": w.speedup }),
             );
@@ -120,8 +127,9 @@ impl Outcome {
             let _ = write!(out, "\n{lines}");
         }
         out += "\n";
-        for line in missing.iter().chain(&saved.origin.notes).chain(&sentences(saved, &self.what_if)) {
-            out += &format!("{}\n", wrap(line, WIDTH).join("\n"));
+        let changes = what_if_sentences(&saved.cluster, &self.what_if);
+        for line in missing.iter().chain(&saved.origin.notes).chain(&changes) {
+            out += &format!("{}\n", wrap(line, width()).join("\n"));
         }
         out
     }
@@ -147,7 +155,7 @@ impl Outcome {
     }
 
     /// A row for each device, and a sentence for each that has too little memory.
-    fn devices(&self, saved: &SavedPlan) -> (Table<8>, Vec<String>) {
+    fn devices(&self, saved: &SavedPlan) -> (Table, Vec<String>) {
         let (plan, cluster) = (&saved.plan, &saved.cluster);
         let mut table =
             Table::new(["DEVICE", "SITE", "STAGES", "OPERATORS", "COMPUTE", "BUSY", "MEMORY", "OF"], [3, 4, 5, 6, 7]);
@@ -200,7 +208,8 @@ impl Outcome {
             None => String::new(),
         };
         let limit = self.simulation.limiting_line().map_or(String::new(), |load| {
-            format!("  {} is busy all the time and limits the step\n", cluster.line_name(load.line))
+            let line = format!("  {} is busy all the time and limits the step", cluster.line_name(load.line));
+            format!("{}\n", wrap(&line, width()).join("\n"))
         });
         (!lines.is_empty()).then(|| format!("{table}{more}{limit}"))
     }
@@ -209,41 +218,6 @@ impl Outcome {
     fn share(&self, seconds: f64) -> String {
         format!("{:.0} %", 100.0 * seconds / self.simulation.step_s)
     }
-}
-
-/// Sentences about the bottleneck of the step, and about other changes that would help.
-fn sentences(saved: &SavedPlan, found: &[WhatIf]) -> Vec<String> {
-    let cluster = &saved.cluster;
-    if found.is_empty() {
-        return vec!["nothing alone limits the step".into()];
-    }
-    let sentence = |(i, w): (usize, &WhatIf)| {
-        let better = |now: &fusionllm_plan::Link, then: &fusionllm_plan::Link| match now.latency > then.latency {
-            true => format!("with a latency of {}", units::seconds(then.latency)),
-            false => format!("at {}", units::rate(then.bandwidth)),
-        };
-        let (what, how) = match &w.change {
-            // A change counts for both directions.
-            Change::Line { line: Line::Card { host, .. }, now, then } => {
-                (format!("the network card of {}", cluster.host_name(*host)), better(now, then))
-            }
-            Change::Line { line: Line::Uplink { site, .. }, now, then } => {
-                let name = cluster.sites().get(*site as usize).map_or("?", |s| &s.name);
-                (format!("the uplink of {name}"), better(now, then))
-            }
-            Change::Line { line, now, then } => (format!("the {}", cluster.line_name(*line)), better(now, then)),
-            Change::Device { peer, times } => {
-                (format!("device {}", cluster.name(*peer)), format!("{times} times as fast"))
-            }
-        };
-        let times = if w.speedup < 1.095 { format!("{:.2}", w.speedup) } else { format!("{:.1}", w.speedup) };
-        let gain = format!("it would be {times}x faster ({} a step)", units::seconds(w.step_s));
-        match i {
-            0 => format!("{what} limits the step: {how} {gain}"),
-            _ => format!("{what}: {how} {gain}"),
-        }
-    };
-    found.iter().enumerate().take(4).map(sentence).collect()
 }
 
 /// `0–3, 7`.

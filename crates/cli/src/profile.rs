@@ -11,7 +11,7 @@ use crate::args::{BackendArgs, ProfileArgs};
 use crate::backend::open_backend;
 use crate::devices;
 use crate::failure::Failure;
-use crate::output::{complain, print, print_json};
+use crate::output::{print, print_json, tell};
 use crate::table::Table;
 use crate::train::load_job;
 use crate::units;
@@ -34,7 +34,7 @@ pub(crate) fn profile(args: &ProfileArgs, json: bool) -> Result<(), Failure> {
     };
     let chosen = BackendArgs { backend: args.backend.clone(), worker: args.worker.clone() };
     if std::env::var_os(HERE).is_some() {
-        let on_progress = |name: &str| complain(format_args!("    {name}"));
+        let on_progress = |name: &str| tell(format_args!("    {name}"));
         let backend = chosen.open()?;
         let mut device = measure(&backend, args.slowdown, batch, &models, on_progress).map_err(Failure::running)?;
         measure_traffic(&mut device, backend.as_ref());
@@ -54,7 +54,7 @@ pub(crate) fn profile(args: &ProfileArgs, json: bool) -> Result<(), Failure> {
         // A bad name, or a worker that cannot be started, is the user's error. A worker has its own threads.
         let alone = open_backend(name)?.device().threads.is_none();
         for &n in if alone { &threads[..1] } else { &threads } {
-            complain(format_args!("measuring {name} with {}", units::counted(n, "thread")));
+            tell(format_args!("measuring {name} with {}", units::counted(n, "thread")));
             devices.push((n, child(name, n, args)?));
         }
     }

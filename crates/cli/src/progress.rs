@@ -4,15 +4,17 @@ use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use console::Term;
 use fusionllm_data::{Data, Dataset, Tokenizer};
 use fusionllm_events::{Event, StepMetrics};
 use fusionllm_node::{Observer, Ticket};
 use fusionllm_workbench::model::Model;
 use fusionllm_workspace::config::Job;
 use fusionllm_workspace::run_dir::Summary;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::output::complain;
+use crate::output::{Volume, complain, tell, volume};
+use crate::table::{columns, wrap_lines};
 use crate::units::{bytes, count, counted, seconds};
 
 /// The most bytes of parameters that a broker reads back at the end of a run.
@@ -63,7 +65,12 @@ pub(crate) struct History {
 
 impl Progress {
     pub(crate) fn new(job: &Job, by_ticket: bool) -> Self {
-        let bar = ProgressBar::new(job.train.stop);
+        // Log lines would write over a bar.
+        let target = match volume() {
+            Volume::Usual => ProgressDrawTarget::stderr(),
+            Volume::Quiet | Volume::Verbose => ProgressDrawTarget::hidden(),
+        };
+        let bar = ProgressBar::with_draw_target(Some(job.train.stop), target);
         if let Ok(style) = ProgressStyle::with_template("{spinner} {wide_msg}") {
             bar.set_style(style);
         }
@@ -93,11 +100,24 @@ impl Progress {
     }
 
     fn say(&self, line: impl AsRef<str>) {
-        if self.bar.is_hidden() {
-            complain(line.as_ref());
-        } else {
-            self.bar.println(line);
+        let line = line.as_ref();
+        match columns(&Term::stderr()).filter(|_| !self.bar.is_hidden()) {
+            Some(columns) => self.bar.println(wrap_lines(line, columns)),
+            None => complain(line),
         }
+    }
+
+    /// Says what someone who wants quiet need not hear.
+    fn tell(&self, line: impl AsRef<str>) {
+        if volume() != Volume::Quiet {
+            self.say(line);
+        }
+    }
+
+    /// Without this line nobody could join, so it comes in any case.
+    fn invitation(&self, ticket: &str) {
+        self.say(format!("  fusionllm join {ticket}"));
+        self.tell("");
     }
 
     fn wait_for(&self, what: String) {
@@ -114,7 +134,7 @@ impl Progress {
         self.history.losses.truncate(step.saturating_sub(first) as usize);
         self.history.losses.push(loss);
         let now = Instant::now();
-        let left = self.pace.step(now, step).map(|s| s * self.steps.saturating_sub(step) as f64);
+        let left = self.pace.step(now, step).map(|s| s * self.steps.saturating_sub(step) as f64).filter(|s| *s > 0.0);
         let left = left.map(|s| format!("  {} left", seconds(s.ceil()))).unwrap_or_default();
         let sent = format!("{} sent", bytes(self.sent));
         if !self.bar.is_hidden() {
@@ -127,7 +147,7 @@ impl Progress {
         let since = self.last_line.map(|t| now - t);
         if step >= self.steps || is_due(since, self.pace.elapsed(now)) {
             self.last_line = Some(now);
-            complain(format_args!("step {step}/{}: loss {loss:.4}  {rate}  {sent}{left}", self.steps));
+            tell(format_args!("step {step}/{}: loss {loss:.4}  {rate}  {sent}{left}", self.steps));
         }
     }
 
@@ -145,23 +165,25 @@ impl Progress {
 impl Observer for Progress {
     fn event(&mut self, event: &Event) {
         let is_shown = match event {
-            Event::Joined { spare, .. } => self.by_ticket || *spare,
+            Event::Joined { spare: false, .. } if !self.by_ticket => false,
             // The bar says it.
-            Event::Measuring => self.bar.is_hidden(),
-            _ => true,
+            Event::Measuring if !self.bar.is_hidden() => false,
+            event => volume() != Volume::Quiet || !event.is_routine(),
         };
         event.lines().iter().filter(|_| is_shown).for_each(|line| self.say(line));
         match event {
             Event::Listening { wanted } => {
                 let peers = counted(*wanted, "peer");
                 if let Some(ticket) = self.ticket.as_ref().filter(|_| self.by_ticket) {
-                    self.say(format!("waiting for {peers}; on each machine:\n\n  fusionllm join {ticket}\n"));
+                    self.tell(format!("waiting for {peers}; on each machine:\n"));
+                    self.invitation(ticket);
                 }
                 self.wait_for(format!("0 of {peers}"));
             }
             Event::Continued { .. } => {
                 if let Some(ticket) = &self.ticket {
-                    self.say(format!("more machines can join:\n\n  fusionllm join {ticket}\n"));
+                    self.tell("more machines can join:\n");
+                    self.invitation(ticket);
                 }
                 self.wait_for("waiting for the peers to come back".to_owned());
             }
@@ -192,13 +214,17 @@ impl Observer for Progress {
         self.history.directory = directory.to_owned();
     }
 
+    fn dashboard(&mut self, url: &str) {
+        self.say(format!("the run's page: {url}"));
+    }
+
     fn invite(&mut self, ticket: &Ticket) {
         self.ticket = Some(ticket.to_string());
     }
 
     fn planned(&mut self, _model: &Model, data: &Dataset) {
         if self.history.losses.is_empty() {
-            self.say(data.to_string());
+            self.tell(data.to_string());
             data.repeated(self.batch).iter().for_each(|note| self.say(note));
         }
         self.history.prompt = self.tokenizer.as_ref().and_then(|t| prompt(&opening(data, t), t));
@@ -211,7 +237,7 @@ impl Observer for Progress {
             self.bar.set_message(so_far);
         } else if sent < total && is_due(self.last_line.map(|t| t.elapsed()), Duration::ZERO) {
             self.last_line = Some(Instant::now());
-            complain(so_far);
+            tell(so_far);
         }
     }
 

@@ -4,7 +4,7 @@ use fusionllm_node::{NodeError, RelayCommand};
 
 use crate::args::RelayArgs;
 use crate::failure::Failure;
-use crate::output::{complain, print, print_json};
+use crate::output::{print, print_json, tell};
 use crate::train::runtime;
 
 /// Runs a relay until it is interrupted.
@@ -17,11 +17,11 @@ pub(crate) fn relay(args: RelayArgs, json: bool) -> Result<(), Failure> {
             true => print_json(&serde_json::json!({ "url": url.full(), "listen": listen })),
             false => print(&format!("relay = \"{}\"\n", url.full())),
         };
-        complain(format_args!(
+        tell(format_args!(
             "put this line into [network] of a job. Other machines must reach {url} with TCP and UDP. Ctrl-C stops the relay"
         ));
         if !kept {
-            complain("the next relay has another URL, unless --secret FILE keeps this one's secret");
+            tell("the next relay has another URL, unless --secret FILE keeps this one's secret");
         }
         shown.map_err(|failure| NodeError::State(failure.message().to_owned()))
     };

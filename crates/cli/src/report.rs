@@ -13,7 +13,7 @@ use crate::backend::open_backend;
 use crate::failure::Failure;
 use crate::output::{complain, legible, print, word};
 use crate::progress::History;
-use crate::table::{Table, fact};
+use crate::table::{Table, command_fact, fact, width, wrap_lines};
 use crate::units::{bytes, seconds};
 
 /// Prints a run's figures and, for language models, a sample of their text.
@@ -24,9 +24,11 @@ pub(crate) fn report(history: &History, again: &Again) -> Result<(), Failure> {
         sample(prompt, &history.directory)?;
     }
     let directory = history.directory.display();
-    print(&format!("\nfiles:      {directory}: metrics.jsonl, events.jsonl, summary.json, plan.json, checkpoints/\n"))?;
+    let files = format!("{directory}: metrics.jsonl, events.jsonl, summary.json, plan.json, checkpoints/");
+    print(&format!("\n{}", fact("files:", &files)))?;
     if history.prompt.is_some() {
-        print(&format!("more text:  fusionllm generate {} --prompt \"...\"\n", word(&history.directory)))?;
+        let command = format!("fusionllm generate {} --prompt \"...\"", word(&history.directory));
+        print(&command_fact("more text:", &command))?;
     }
     // A run that was interrupted continues to where it would have stopped, and then to the end of its job.
     let more = match summary.steps {
@@ -34,7 +36,7 @@ pub(crate) fn report(history: &History, again: &Again) -> Result<(), Failure> {
         n if n < history.length => format!(" --steps {}", history.length),
         n => format!(" --steps {}", n.saturating_mul(2)),
     };
-    print(&format!("train on:   {}{more}\n", again.resume(&history.directory)))
+    print(&command_fact("train on:", &format!("{}{more}", again.resume(&history.directory))))
 }
 
 fn text(summary: &Summary, history: &History) -> String {
@@ -122,8 +124,10 @@ fn sample(prompt: &str, directory: &Path) -> Result<(), Failure> {
         return Ok(());
     }
     let (bold, plain) = if std::io::stdout().is_terminal() { ("\x1b[1m", "\x1b[0m") } else { ("", "") };
-    let text = format!("{bold}{}{plain}{}", legible(prompt), legible(&text)).replace('\n', "\n  ");
-    print(&format!("\na sample that continues held-out text:\n\n  {text}\n"))
+    // The prompt stands in the first line, which is the same whether or not it is bold.
+    let text = wrap_lines(&format!("{}{}", legible(prompt), legible(&text)), width() - 2).replace('\n', "\n  ");
+    let rest = text.strip_prefix(&legible(prompt)).map(|rest| format!("{bold}{}{plain}{rest}", legible(prompt)));
+    print(&format!("\na sample that continues held-out text:\n\n  {}\n", rest.unwrap_or(text)))
 }
 
 /// The losses as a small picture. An arrow if all are equal.

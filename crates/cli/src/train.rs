@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use fusionllm_backend as backend;
 use fusionllm_graph::units::counted;
-use fusionllm_node::{BrokerOptions, Entry, LocalPeer, NodeError, Peers, Resume, conduct};
+use fusionllm_node::{BrokerOptions, Dashboard, Entry, LocalPeer, NodeError, Peers, Resume, conduct};
 use fusionllm_plan::{Cluster, Plan};
 use fusionllm_workbench::WorkbenchError;
 use fusionllm_workspace::config::{Job, Known, Testbed};
@@ -233,7 +233,8 @@ fn run(job: &Job, args: &RunArgs, json: bool, options: BrokerOptions, again: &Ag
         fusionllm_node::tether(false);
     }
     let mut progress = Progress::new(job, matches!(options.peers, Peers::Joiners(_)));
-    let options = BrokerOptions { directory: args.run_dir.clone(), ..options };
+    let dashboard = args.dashboard.unwrap_or(Dashboard::Local);
+    let options = BrokerOptions { directory: args.run_dir.clone(), dashboard, ..options };
     runtime()?.block_on(conduct(job, options, &mut progress)).map_err(|e| with_older(e, again))?;
     let history = progress.into_history();
     match &history.summary {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use fusionllm_data::Tokenizer;
 use fusionllm_graph::Advice;
+use fusionllm_node::Dashboard;
 
 pub(crate) fn whole<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
     number(text, 0, 0)
@@ -24,6 +25,16 @@ fn number<T: TryFrom<u64>>(text: &str, least: u64, told: u64) -> Result<T, Strin
     let number = text.parse::<u64>().ok().filter(|n| *n >= least);
     let number = number.ok_or_else(|| format!("it must be a whole number of at least {told}"))?;
     T::try_from(number).map_err(|_| "it is too large".to_owned())
+}
+
+/// Where the run's page is served.
+pub(crate) fn dashboard(text: &str) -> Result<Dashboard, String> {
+    match text {
+        "off" => Ok(Dashboard::Off),
+        addr => addr.parse().map(Dashboard::At).map_err(|_| {
+            "it must be \"off\", or an address with a port such as 127.0.0.1:8800 or 0.0.0.0:8800".to_owned()
+        }),
+    }
 }
 
 pub(crate) fn temperature(text: &str) -> Result<f64, String> {

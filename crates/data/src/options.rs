@@ -35,7 +35,7 @@ pub struct Tensors {
 /// Text for next-token prediction.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Text {
-    /// Text files. If empty, the sample text in the program is used.
+    /// Text files. If empty, two of Shakespeare's plays are used, which are in the program.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<PathBuf>,
     /// How text becomes tokens. Default `bytes`.

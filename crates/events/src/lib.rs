@@ -2,8 +2,10 @@
 //!
 //! [`Event`] has each event with its fields and their units. [`Event::lines`] has the words for people. The lines of the
 //! terminal and of `events.jsonl` come from this list. A line of `metrics.jsonl` is the content of [`Event::Step`], with the
-//! validation that follows it, and the incidents of `summary.json` are those of [`Event::Started`].
+//! validation that follows it, and the incidents of `summary.json` are those of [`Event::Started`]. [`FIGURES`] says which
+//! of these numbers monitoring reads, and under which names.
 
+mod figures;
 mod records;
 
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -11,6 +13,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use fusionllm_graph::units::{bytes, count, counted, seconds};
 use serde::{Deserialize, Serialize};
 
+pub use figures::{FIGURES, Figure, Figures, Kind, Value};
 pub use records::{IncidentSummary, Spectrum, StepMetrics};
 
 /// Something that happens in a run. Peers have their names, bytes are bytes, and times are in seconds.
@@ -257,6 +260,42 @@ impl Event {
     /// Whether `metrics.jsonl` has it, so that `events.jsonl` need not.
     pub fn is_metric(&self) -> bool {
         matches!(self, Self::Step(_) | Self::Evaluated { .. })
+    }
+
+    /// Whether it happens in a run in which nothing goes wrong. Its words may be left out for who wants quiet.
+    pub fn is_routine(&self) -> bool {
+        match self {
+            Self::Started { incidents } => incidents.is_empty(),
+            Self::Step(metrics) => !metrics.skipped,
+            Self::Evaluated { val_loss, .. } => val_loss.is_some(),
+            Self::Opened { .. }
+            | Self::Listening { .. }
+            | Self::Continued { .. }
+            | Self::Joined { .. }
+            | Self::Measuring
+            | Self::Planned { .. }
+            | Self::Codecs { .. }
+            | Self::Better { .. }
+            | Self::Saving { .. }
+            | Self::Saved { .. }
+            | Self::Finished { .. } => true,
+            Self::TurnedAway { .. }
+            | Self::Silent { .. }
+            | Self::Answers { .. }
+            | Self::Lost { .. }
+            | Self::LinkLost { .. }
+            | Self::Waiting { .. }
+            | Self::Speed { .. }
+            | Self::Poisoned { .. }
+            | Self::Skipping { .. }
+            | Self::NotSaved { .. }
+            | Self::CheckpointLeftOut { .. }
+            | Self::DiskLow { .. }
+            | Self::DiskFull { .. }
+            | Self::DiskWritten
+            | Self::Note { .. }
+            | Self::Stopping => false,
+        }
     }
 
     /// The words for people, line by line. There are none for an event of which other words tell, such as a step.

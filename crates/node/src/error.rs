@@ -1,5 +1,6 @@
 use std::borrow::Cow;
 use std::io;
+use std::net::SocketAddr;
 
 use fusionllm_backend::BackendError;
 use fusionllm_data::weights::WeightsError;
@@ -89,6 +90,14 @@ pub enum NodeError {
     /// An endpoint could not be opened.
     #[error(transparent)]
     Bind(#[from] BindError),
+    /// The run's page cannot be served at the address that the user gave.
+    #[error("--dashboard {addr}: cannot listen at this address")]
+    Dashboard {
+        /// The address.
+        addr: SocketAddr,
+        /// The reason.
+        source: io::Error,
+    },
     /// The relay cannot be used.
     #[error(transparent)]
     NoRelay(#[from] NoRelay),
@@ -136,6 +145,13 @@ impl Advice for NodeError {
             }
             Self::BrokerUnreachable(e) | Self::Connect(e) => e.hint()?,
             Self::NoRelay(e) => e.hint(),
+            Self::Dashboard { source, .. } if source.kind() == io::ErrorKind::AddrInUse => {
+                "choose another port; port 0 takes any that is free"
+            }
+            Self::Dashboard { source, .. } if source.kind() == io::ErrorKind::AddrNotAvailable => {
+                "give an address of this machine, such as 127.0.0.1:8800, or 0.0.0.0:8800 for all of them"
+            }
+            Self::Dashboard { .. } => "choose another address, or \"off\"",
             Self::Emulation(_) => {
                 "each pair of connected peers takes two sockets; `ulimit -n` says how many files may be open"
             }

@@ -12,12 +12,14 @@ mod machine;
 mod net;
 mod peer;
 mod relay;
+mod web;
 
 pub use broker::{BrokerOptions, Entry, LocalPeer, Observer, Peers, Resume, conduct};
 pub use client::{doctor, owner};
 pub use error::NodeError;
 pub use fusionllm_transport::{Relay, RelayUrl, Ticket};
-pub use machine::interrupts::tether;
+pub use machine::interrupts::{interrupted, tether};
 pub use net::traffic::measure_traffic;
 pub use peer::{JoinEvent, JoinObserver, JoinOptions, PartEnd, Participation, join};
 pub use relay::{RelayCommand, relay};
+pub use web::Dashboard;

@@ -59,7 +59,7 @@ fn with_port(host: &str, port: u16) -> String {
 }
 
 /// The address by which other machines probably reach one that listens on `ip`.
-fn guess(ip: IpAddr) -> IpAddr {
+pub(crate) fn guess(ip: IpAddr) -> IpAddr {
     if !ip.is_unspecified() {
         return ip;
     }
@@ -82,15 +82,19 @@ fn read_or_make(path: &Path) -> Result<Secret, NodeError> {
         }),
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
             let secret = Secret::generate();
-            let text = BASE32_NOPAD.encode(secret.as_bytes()).to_ascii_lowercase();
-            write_private(path, &format!("{text}\n")).map_err(DiskError::at(path, "written"))?;
+            write_private(path, &format!("{}\n", secret_text(&secret))).map_err(DiskError::at(path, "written"))?;
             Ok(secret)
         }
         Err(e) => Err(DiskError::at(path, "read")(e).into()),
     }
 }
 
-/// The secret in the text of a file.
+/// The text of a secret, as files and addresses have it.
+pub(crate) fn secret_text(secret: &Secret) -> String {
+    BASE32_NOPAD.encode(secret.as_bytes()).to_ascii_lowercase()
+}
+
+/// The secret in a text.
 pub(crate) fn parse(text: &str) -> Option<Secret> {
     let bytes = BASE32_NOPAD.decode(text.to_ascii_uppercase().as_bytes()).ok()?;
     bytes.try_into().ok().map(Secret::from_bytes)

@@ -36,5 +36,5 @@ pub use scheduler::{
 };
 pub use simulate::{
     Activity, Change, LineLoad, LinkLoad, PROCESS_BYTES, PeerLoad, SimulateOptions, Simulation, Span, Transfer, WhatIf,
-    simulate, what_if,
+    activities, simulate, what_if, what_if_sentences,
 };

@@ -75,9 +75,9 @@ pub use membership::{
 pub use messages::{
     Answer, Assignment, BulkHeader, CodecError, CodecSpectrum, ComputeCommand, Contact, Farewell, FromPeer, Heartbeat,
     Hello, IncidentStatus, MAX_ASSIGNMENT_BYTES, MAX_CONTROL_BYTES, MAX_HELLO_BYTES, MAX_LISTED, MAX_PROBE_BYTES,
-    MachineProfile, MemberId, MemberStatus, PassReport, PeerHello, Probe, Question, ReceivedBytes, Request, RunPhase,
-    RunStatus, SentBytes, Source, Standing, TensorHeader, ToPeer, TrainingProgress, VERSION, decode, encode,
-    hello_version, share_of,
+    MAX_SPANS, MachineProfile, MemberId, MemberStatus, PassReport, PassSpan, PeerHello, Probe, Question, ReceivedBytes,
+    ReceivedMessage, Request, RunPhase, RunStatus, SentBytes, Source, Standing, TensorHeader, ToPeer, TrainingProgress,
+    VERSION, decode, encode, hello_version, share_of,
 };
 pub use notice::{Incident, IncidentKind, Notice};
 pub use regulator::{CodecChange, CodecChangeReason, CodecUpdate, Regulator};

@@ -9,13 +9,14 @@ use common::{names, programs};
 use fusionllm_compress::Codec;
 use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{DType, TensorType, Value, ValueId, ValueKind};
+use fusionllm_plan::Activity;
 use fusionllm_program::{
     Address, Cause, Holding, Instruction, Optimizer, PassKind, PeerId, Poison, TensorKey, Verdict,
 };
 use fusionllm_protocol::{
     Answer, Assignment, BulkHeader, CodecError, CodecSpectrum, ComputeCommand, Contact, Farewell, FromPeer, Heartbeat,
-    Hello, MemberId, PassReport, PeerHello, Question, ReceivedBytes, Request, SentBytes, Source, TensorHeader, ToPeer,
-    VERSION, decode, encode, hello_version,
+    Hello, MemberId, PassReport, PassSpan, PeerHello, Question, ReceivedBytes, ReceivedMessage, Request, SentBytes,
+    Source, TensorHeader, ToPeer, VERSION, decode, encode, hello_version,
 };
 use proptest::prelude::*;
 use serde::Serialize;
@@ -80,6 +81,8 @@ fn messages_round_trip() {
         errors: vec![CodecError { to: PeerId(1), relative_error: 0.5 }],
         spectra: vec![CodecSpectrum { to: PeerId(1), exact: 3.5, decoded: 4.0 }],
         received: vec![ReceivedBytes { from: PeerId(2), bytes: 70_000, seconds: 0.25 }],
+        spans: vec![PassSpan { activity: Activity::Wait, micro_batch: Some(1), start_us: 4, end_us: 900 }],
+        arrivals: vec![ReceivedMessage { from: PeerId(2), bytes: 70_000, start_us: 0, end_us: 400 }],
         poison: Some(Poison { cause: Cause::Arrived, tensor, from: Some(PeerId(2)) }),
     };
     for m in [

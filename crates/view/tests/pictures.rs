@@ -7,7 +7,7 @@ use fusionllm_graph::ops::AdamwStep;
 use fusionllm_models::Gpt2Config;
 use fusionllm_plan::{Cluster, Device, Link, Origin, Rates, SavedPlan, Schedule, Site, equal_compute};
 use fusionllm_program::Optimizer;
-use fusionllm_view::picture;
+use fusionllm_view::picture::{self, Strip};
 
 fn saved() -> SavedPlan {
     // With an explicit mask, which is filled with minus infinity.
@@ -46,7 +46,7 @@ fn pictures_are_well_formed() {
     let saved = saved();
     let simulation = saved.simulate(true).unwrap();
     let pictures = [
-        picture::timeline(&saved.cluster, &simulation),
+        picture::timeline(&["p0", "p1", "p2"], &[Strip::predicted(&simulation)]),
         picture::cluster(&saved.cluster, &saved.plan, &simulation, &[], &saved.origin.notes),
     ];
     for svg in pictures.iter().map(picture::Picture::file) {

@@ -14,6 +14,7 @@ fn help() {
         &["broker"],
         &["join"],
         &["status"],
+        &["runs"],
         &["kick"],
         &["invite"],
         &["revoke"],

@@ -10,6 +10,7 @@ mod imported;
 mod offload;
 mod plan;
 mod run;
+mod runs;
 mod weights;
 
 use std::path::{Path, PathBuf};

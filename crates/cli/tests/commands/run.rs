@@ -81,6 +81,67 @@ fn the_run_directory_keeps_the_contract() {
     assert_eq!(plan["peers"], serde_json::json!(["peer-0", "peer-1"]));
 }
 
+/// What each peer did in the last step: it adds up to its computing, and is on one clock.
+#[test]
+fn the_last_step_is_kept() {
+    let (directory, _) = finished_run();
+    let read = |name: &str| -> Value {
+        serde_json::from_str(&fs::read_to_string(directory.join("run").join(name)).unwrap()).unwrap()
+    };
+    let (trace, summary) = (read("last_step.json"), read("summary.json"));
+    assert_eq!(trace["step"], 3);
+    let seconds = |span: &Value| span[3].as_f64().unwrap() - span[2].as_f64().unwrap();
+    for (peer, figures) in trace["peers"].as_array().unwrap().iter().zip(summary["peers"].as_array().unwrap()) {
+        assert_eq!(peer["name"], figures["name"]);
+        let spans = peer["spans"].as_array().unwrap();
+        let of = |names: &[&str]| spans.iter().filter(|s| names.contains(&s[0].as_str().unwrap())).collect::<Vec<_>>();
+        assert!(spans.windows(2).all(|w| w[0][3] == w[1][2]), "one follows the other: {spans:?}");
+        for activity in ["forward", "backward", "update", "verdict"] {
+            assert!(!of(&[activity]).is_empty(), "{activity} is missing");
+        }
+        let all: f64 = spans.iter().map(seconds).sum();
+        assert!(all > 0.0 && of(&["wait", "verdict"]).into_iter().map(seconds).sum::<f64>() < all);
+    }
+    let verdicts: Vec<f64> = trace["peers"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|peer| {
+            let spans = peer["spans"].as_array().unwrap();
+            spans.iter().rfind(|s| s[0] == "verdict").unwrap()[3].as_f64().unwrap()
+        })
+        .collect();
+    assert!((verdicts[0] - verdicts[1]).abs() < 1e-9, "the verdict comes to both at once: {verdicts:?}");
+    let arrivals = trace["peers"][1]["arrivals"].as_array().unwrap();
+    assert!(arrivals.iter().any(|a| a[0] == 0 && a[1].as_u64() > Some(0)), "{arrivals:?}");
+}
+
+#[test]
+fn a_report_is_a_page() {
+    let (directory, _) = finished_run();
+    let ran = call(directory, &["report", "run", "-o", "run.html"]);
+    assert_eq!(
+        (ran.status, ran.out.starts_with("run.html: a page about 1 run, ")),
+        (0, true),
+        "{}{}",
+        ran.out,
+        ran.err
+    );
+    let page = fs::read_to_string(directory.join("run.html")).unwrap();
+    assert!(page.starts_with("<!DOCTYPE html>") && page.contains("<title>run · FusionLLM</title>"));
+    for part in ["Loss", "Time of a step", "One training step", "measured", "peer-1", "train.optimizer.lr"] {
+        assert!(page.contains(part), "{part} is missing");
+    }
+    let both = call(directory, &["report", "run", "run", "-o", "two.html", "--json"]).json();
+    assert_eq!((&both["page"], &both["runs"]), (&"two.html".into(), &2.into()));
+
+    let refused = call(directory, &["report", "nowhere"]).failure(2, directory);
+    assert!(refused.contains("nowhere: there is no run here (job.toml is missing)"), "{refused}");
+    let refused = call(directory, &["report", "run", "-o", "absent/run.html"]).failure(1, directory);
+    assert!(refused.contains("absent/run.html: cannot be written"), "{refused}");
+    call(directory, &["report"]).failure(2, directory);
+}
+
 /// A program that has files for a run asks for its directory first.
 #[test]
 fn a_directory_is_reserved_for_one_run() {

@@ -58,10 +58,8 @@ impl Corpus {
             add(&documents, tokens);
         }
         if text.files.is_empty() {
-            for document in sample::documents() {
-                let tokens = documents.document(document)?;
-                add(&documents, tokens);
-            }
+            let tokens = documents.document(sample::text())?;
+            add(&documents, tokens);
         }
 
         let context = text.context;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bytes::Bytes;
-use fusionllm_program::{PerPass, TensorKey};
+use fusionllm_plan::Cluster;
+use fusionllm_program::{PeerId, PerPass, TensorKey};
 use fusionllm_protocol::{
     Assignment, BulkHeader, Contact, MAX_ASSIGNMENT_BYTES, MemberId, Order, Source, decode, encode, share_of,
 };
@@ -64,7 +65,10 @@ impl Conductor<'_> {
             };
             assignment.sources = sources(&assignment, member, order, &contents);
             self.introduce(&mut assignment, member, order)?;
-            peers.push(self.peer(member, &assignment));
+            let mut peer = self.peer(member, &assignment);
+            let from_broker = |cluster: &Cluster| cluster.link(PeerId::BROKER, PeerId(peers.len() as u32));
+            peer.latency_s = planned.cluster.as_ref().and_then(from_broker).map_or(0.0, |link| link.latency);
+            peers.push(peer);
             self.send(member, &assignment, &contents, &mut loading)?;
         }
         let held_out = HeldOut::of(&job, self.data.eval_samples(), &model);
@@ -85,6 +89,7 @@ impl Conductor<'_> {
             device: known.map(|m| m.device.clone()).unwrap_or_default(),
             inputs: PerPass { train: inputs(&assignment.train), eval: inputs(&assignment.eval) },
             train: assignment.train.clone(),
+            latency_s: 0.0,
         }
     }
 

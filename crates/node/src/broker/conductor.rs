@@ -28,6 +28,7 @@ use super::planner::{PlannerThread, Proposal, Request};
 use super::records::{DiskNews, KeeperEvent, Store};
 use crate::NodeError;
 use crate::machine::interrupts::Stop;
+use crate::web::Look;
 
 /// The time between two ticks of the state machine.
 const TICK: Duration = Duration::from_millis(250);
@@ -154,6 +155,11 @@ impl Conductor<'_> {
                 self.run.checkpoint_committed(progress, false, now)
             }
             Incoming::LoadFailed(e) => return Err(e),
+            Incoming::Look(answer) => {
+                // Who asked may have gone.
+                let _ = answer.send(self.look());
+                Vec::new()
+            }
             Incoming::Note(text) => {
                 self.tell(Event::note(text));
                 Vec::new()
@@ -431,6 +437,8 @@ impl Conductor<'_> {
         let (facts, copies_s) = (current.facts(), self.run.copies_s());
         let summary = self.store.summarise(&current.plan, &facts, predicted_step_s, progress, copies_s)?;
         self.tell(Event::Finished { steps: summary.steps });
+        self.store.board().lock().look =
+            Some(Arc::new(Look { status: self.status(&facts), summary: Some(summary.clone()) }));
         self.observer.finished(&summary);
         Ok(progress)
     }

@@ -37,6 +37,8 @@ pub(super) struct Peer {
     pub(super) name: String,
     pub(super) backend: String,
     pub(super) device: String,
+    /// Seconds that a message from the broker is on its way, where that is known.
+    pub(super) latency_s: f64,
     /// The training program.
     pub(super) train: Program,
     /// The inputs that it reads.
@@ -77,6 +79,7 @@ impl Generation {
             device: p.device.clone(),
             operators: p.train.nodes.len(),
             predicted: loads.get(i).copied(),
+            latency_s: p.latency_s,
             sends: sends(&p.train),
         };
         self.peers.iter().enumerate().map(facts).collect()

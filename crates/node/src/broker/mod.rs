@@ -50,6 +50,7 @@ use tokio::sync::mpsc;
 use crate::NodeError;
 use crate::keys::allowed;
 use crate::machine::interrupts::{self, Interrupts};
+use crate::web::{Listening, Server};
 
 /// Conducts a run from the first joiner to the last step.
 ///
@@ -62,7 +63,7 @@ pub async fn conduct(
     options: BrokerOptions,
     observer: &mut dyn Observer,
 ) -> Result<TrainingProgress, NodeError> {
-    let BrokerOptions { peers, listen, advertise, plan, known, directory, resume, entry } = options;
+    let BrokerOptions { peers, listen, advertise, plan, known, directory, resume, entry, dashboard } = options;
     let (mut job, plan) = (job.clone(), plan.map(Plan::without_idle));
     settle_micro_batch(&mut job, plan.as_ref(), resume.as_ref())?;
     // Only joiners outlive their broker.
@@ -100,6 +101,13 @@ pub async fn conduct(
     if let Course::Start(planned) = &course {
         job = planned.job.clone();
     }
+    let page = match Listening::open(dashboard).await?.transpose() {
+        Ok(page) => page,
+        Err(text) => {
+            note(observer, text);
+            None
+        }
+    };
     let (events, incoming) = mpsc::unbounded_channel();
     let keeper_events = {
         let events = events.clone();
@@ -116,10 +124,16 @@ pub async fn conduct(
             observer.event(&opened);
             observer.opened(store.directory());
             early.into_iter().chain([opened]).for_each(|event| store.tell(event));
+            let page = page.map(|page| serve(page, &store, &events, observer)).transpose()?;
             let of_run = (endpoint.clone(), identity);
             let origin = Arc::new(origin);
             let preparation = Preparation { job, data, under_way, feeds, origin, of_run, entry, allowed, left };
             let result = preparation.conduct(&peers, course, &mut store, (events, incoming), observer).await;
+            if let Some(page) = page {
+                page.stop().await;
+                // The file leads nowhere, but the run has its result.
+                let _ = store.remove_dashboard();
+            }
             let forgotten = if is_suspended(&result) { Ok(()) } else { store.forget_state() };
             let result = forgotten.and(result).map_err(|e| store.with_safe_step(e));
             let reason = result.as_ref().err().map(Advice::one_line).unwrap_or_default();
@@ -132,6 +146,22 @@ pub async fn conduct(
         store.discard_unbegun();
     }
     result
+}
+
+/// Serves the run's page, and says where.
+fn serve(
+    page: Listening,
+    store: &Store,
+    events: &mpsc::UnboundedSender<Incoming>,
+    observer: &mut dyn Observer,
+) -> Result<Server, NodeError> {
+    let url = page.url();
+    store.write_dashboard(&url)?;
+    observer.dashboard(&url);
+    let events = events.clone();
+    // The run may be over.
+    let ask = move |answer| drop(events.send(Incoming::Look(answer)));
+    Ok(Server::start(page, store.board().clone(), Box::new(ask)))
 }
 
 /// Whether members keep what they have, for a broker that goes on with the run.

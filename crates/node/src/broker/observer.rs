@@ -16,6 +16,9 @@ pub trait Observer {
     /// The run has a directory.
     fn opened(&mut self, _directory: &Path) {}
 
+    /// The run has a page at this address, which may have a secret in it.
+    fn dashboard(&mut self, _url: &str) {}
+
     /// The run has a ticket with which joiners connect. It is a secret.
     fn invite(&mut self, _ticket: &Ticket) {}
 

@@ -8,6 +8,7 @@ use fusionllm_plan::{Cluster, Plan};
 use fusionllm_workspace::config::Known;
 
 use super::records::Resume;
+use crate::web::Dashboard;
 
 /// The options with which a run is conducted.
 pub struct BrokerOptions {
@@ -28,10 +29,12 @@ pub struct BrokerOptions {
     pub resume: Option<Resume>,
     /// The limits on who may join.
     pub entry: Entry,
+    /// Where the run's page is served.
+    pub dashboard: Dashboard,
 }
 
 impl BrokerOptions {
-    /// A new run of these peers, in a new directory under `runs/`, that listens on every interface.
+    /// A new run of these peers, in a new directory under `runs/`, that listens on every interface and has no page.
     pub fn new(peers: Peers) -> Self {
         Self {
             peers,
@@ -42,6 +45,7 @@ impl BrokerOptions {
             directory: None,
             resume: None,
             entry: Entry::default(),
+            dashboard: Dashboard::Off,
         }
     }
 }

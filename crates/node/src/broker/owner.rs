@@ -12,6 +12,9 @@ use fusionllm_transport::{Connection, Lanes, PeerKey};
 
 use super::entry::{invite, part};
 use crate::broker::conductor::Conductor;
+use crate::broker::generation::Generation;
+use crate::broker::records::PeerFacts;
+use crate::web::Look;
 use crate::{NodeError, net};
 
 /// Sends the answer, and closes the connection once it is read.
@@ -34,7 +37,7 @@ impl Conductor<'_> {
         let decides = !matches!(request.question, Question::Status);
         let answer = match self.permit(&request) {
             Ok(()) => match request.question {
-                Question::Status => Answer::Status(Box::new(self.status())),
+                Question::Status => Answer::Status(Box::new(self.status(&self.facts()))),
                 Question::Kick { name } => match self.run.kick(&name, self.now()) {
                     Ok((member, done)) => {
                         actions = done;
@@ -83,7 +86,23 @@ impl Conductor<'_> {
         }
     }
 
-    fn status(&self) -> RunStatus {
+    /// The figures of the run for its page.
+    pub(crate) fn look(&self) -> Look {
+        let facts = self.facts();
+        let summary = self.current.as_ref().map(|current| {
+            let predicted_step_s = current.predicted.as_ref().map(|s| s.step_s);
+            self.store.figures().summary(&current.plan, &facts, predicted_step_s, self.run.progress())
+        });
+        Look { status: self.status(&facts), summary }
+    }
+
+    /// The facts about the peers of the present generation.
+    fn facts(&self) -> Vec<PeerFacts> {
+        self.current.as_ref().map(Generation::facts).unwrap_or_default()
+    }
+
+    /// How the run is doing, with these facts about its peers.
+    pub(crate) fn status(&self, facts: &[PeerFacts]) -> RunStatus {
         let mut status = self.run.status(self.now());
         let figures = self.store.figures();
         (status.loss, status.step_s) = figures.last();
@@ -108,7 +127,6 @@ impl Conductor<'_> {
             if !self.run.is_training() && !self.run.peers().is_empty() {
                 status.loading = Some(current.loading.progress());
             }
-            let facts = current.facts();
             for member in &mut status.members {
                 let Some((place, facts)) = member.peer.map(|p| p as usize).and_then(|p| Some((p, facts.get(p)?)))
                 else {

@@ -61,6 +61,18 @@ impl Interrupts {
     }
 }
 
+/// Waits for a request to stop. From the call on, requests no longer end the process by themselves.
+///
+/// # Errors
+///
+/// The system refuses.
+pub fn interrupted() -> Result<impl Future<Output = ()>, NodeError> {
+    let mut interrupts = Interrupts::new()?;
+    Ok(async move {
+        interrupts.next().await;
+    })
+}
+
 /// The meaning of a request, if it has one beside the first.
 fn judge(first: &mut Option<Instant>, source: Source, now: Instant) -> Option<Stop> {
     match *first {

@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::assigned::Assigned;
-use super::compute::{Arrivals, Codecs, Loading, Mailbox, NetLink, Throughput, Watched};
+use super::compute::{Arrivals, Codecs, Loading, Mailbox, Messages, NetLink, Recorder, Throughput, Watched};
 use super::computing::Compute;
 use super::copies::Fetch;
 use super::cuts::{Kept, Spool, state};
@@ -207,6 +207,7 @@ impl Generation {
         let Assignment { train, eval, passes_before, .. } = &*assignment;
         let inbox = Arc::new(Mutex::new(Inbox::new(train, eval, PASSES_IN_FLIGHT as u64, *passes_before)));
         let throughput = Throughput::default();
+        let messages = Messages::default();
         let shared = self.shared.clone();
         let failed = move |reason| shared.send(Event::Failed { generation, reason });
         let codecs = Codecs::start(self.mailbox.clone(), Coder::new(train), failed)?;
@@ -216,6 +217,7 @@ impl Generation {
             mailbox: self.mailbox.clone(),
             codecs: codecs.clone(),
             throughput: throughput.clone(),
+            messages: messages.clone(),
             progress: self.shared.progress.clone(),
         };
         self.shared.set_arrivals(Some(arrivals.clone()));
@@ -244,6 +246,7 @@ impl Generation {
             watched: Watched::NOTHING,
             on_host: self.shared.backend.device().threads.is_some(),
             sent: BTreeMap::new(),
+            recorder: Recorder::new(&assignment.train, messages),
         };
         // All tensors are loaded, so there is room in the queue.
         let started = self.loading.try_send(Loading::Start(Box::new(link)));

@@ -7,6 +7,7 @@
 //! broker sends the inputs of up to [`PASSES_IN_FLIGHT`](fusionllm_program::PASSES_IN_FLIGHT) passes ahead. No update
 //! is applied before the verdict. A peer begins its next step as soon as its own updates are applied, so steps overlap.
 
+mod activities;
 mod engine;
 mod load;
 mod messages;
@@ -14,10 +15,12 @@ mod network;
 mod steps;
 mod what_if;
 
+pub use activities::activities;
 pub(crate) use steps::node_seconds;
-pub use what_if::{Change, WhatIf, what_if};
+pub use what_if::{Change, WhatIf, what_if, what_if_sentences};
 
 use fusionllm_program::{Address, Optimizer, PeerId, Program};
+use serde::{Deserialize, Serialize};
 
 use crate::cost::{Cluster, Line, Link};
 use crate::error::PlanError;
@@ -123,7 +126,8 @@ pub struct LineLoad {
 }
 
 /// An activity of a peer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Activity {
     /// Runs forward operators.
     Forward,

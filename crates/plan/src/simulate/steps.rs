@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use fusionllm_graph::{NodeId, Phase, ValueId};
+use fusionllm_graph::{NodeId, ValueId};
 use fusionllm_program::{Access, Address, Instruction, Medium, Memory, PeerId, Program, ProgramError};
 
+use super::activities::activities;
 use super::messages::{Messages, value_type};
 use super::{Activity, SimulateOptions};
 use crate::cost::{CopyDirection, Device, signature, squared_norm, sum, update};
@@ -30,7 +31,6 @@ pub(super) enum Step {
 struct NodeCost {
     seconds: f64,
     scratch: u64,
-    phase: Phase,
 }
 
 /// Seconds that a parameter's gradient and update take.
@@ -54,8 +54,6 @@ pub(super) struct Writer<'a> {
     kept: u64,
     /// The number of the optimizer's slots.
     slots: usize,
-    /// By micro-batch: whether its backward pass has begun.
-    backward_begun: Vec<bool>,
     /// The cost of each parameter's gradient and update.
     updates: BTreeMap<ValueId, UpdateCost>,
     /// Sums that have begun.
@@ -91,7 +89,6 @@ impl<'a> Writer<'a> {
             memory: Memory::new(program),
             kept: program.kept_bytes(options.optimizer.slots().len()),
             slots: options.optimizer.slots().len(),
-            backward_begun: vec![false; program.micro_batches as usize],
             updates,
             sums: HashSet::new(),
             unchanged: HashSet::new(),
@@ -101,33 +98,37 @@ impl<'a> Writer<'a> {
 
     pub(super) fn steps(mut self) -> Result<Vec<Step>, PlanError> {
         let program = self.program;
-        for (at, i) in program.instructions.iter().enumerate() {
+        let activities = activities(program);
+        for (at, (i, (activity, micro_batch))) in program.instructions.iter().zip(activities).enumerate() {
             let held = self.kept.saturating_add(self.memory.step(at));
             match *i {
-                Instruction::Receive { tensor, .. } => self.receive(tensor, held)?,
-                Instruction::Send { tensor, to } => self.send(tensor, to, held)?,
-                Instruction::Run { node, micro_batch } => self.run(node, micro_batch, held)?,
-                Instruction::Accumulate { parameter, part, micro_batch, .. } => {
+                Instruction::Receive { tensor, .. } => self.receive(tensor, activity, held)?,
+                Instruction::Send { tensor, to } => self.send(tensor, to, activity, held)?,
+                Instruction::Run { node, .. } => {
+                    let NodeCost { seconds, scratch } = self.node(node)?;
+                    self.compute(activity, micro_batch, seconds, held + scratch);
+                }
+                Instruction::Accumulate { parameter, part, .. } => {
                     let first = self.sums.insert(Address::Part { parameter, part });
                     let seconds = if first { 0.0 } else { self.cost(parameter)?.sum };
-                    self.compute(Activity::WeightGrad, Some(micro_batch), seconds, held);
+                    self.compute(activity, micro_batch, seconds, held);
                 }
                 Instruction::Free { .. } | Instruction::UpdateState { .. } | Instruction::Report { .. } => {}
                 Instruction::Join { parameter, .. } => {
-                    self.compute(Activity::WeightGrad, None, self.cost(parameter)?.sum, held);
+                    self.compute(activity, micro_batch, self.cost(parameter)?.sum, held);
                 }
                 Instruction::Reduce { parameter } => {
                     let seconds = self.cost(parameter)?.sum;
                     let more = program.reductions[&parameter].terms().count().saturating_sub(1);
-                    self.compute(Activity::Update, None, more as f64 * seconds, held);
+                    self.compute(activity, micro_batch, more as f64 * seconds, held);
                 }
                 Instruction::Clip => {
                     let seconds = program.owned().map(|(parameter, _)| self.updates[&parameter].norm).sum();
-                    self.compute(Activity::Update, None, seconds, held);
+                    self.compute(activity, micro_batch, seconds, held);
                     self.out.push(Step::Clip);
                 }
                 Instruction::Update { parameter } => {
-                    self.compute(Activity::Update, None, self.cost(parameter)?.optimizer, held);
+                    self.compute(activity, micro_batch, self.cost(parameter)?.optimizer, held);
                 }
                 Instruction::Offload { tensor, to } if !self.unchanged.contains(&tensor) => {
                     self.movement(tensor, CopyDirection::Download, to, held);
@@ -159,61 +160,38 @@ impl<'a> Writer<'a> {
         self.updates.get(&parameter).copied().ok_or_else(|| self.not_validated())
     }
 
-    fn receive(&mut self, tensor: Address, held: u64) -> Result<(), PlanError> {
+    fn receive(&mut self, tensor: Address, activity: Activity, held: u64) -> Result<(), PlanError> {
         let found = self.messages.find(self.program.peer, tensor);
         let (message, _) = found.ok_or_else(|| self.not_validated())?;
         self.out.push(Step::Receive { message });
         let bytes = value_type(self.program, tensor.value())?.bytes() as u64;
         let copy = self.device.copy_seconds(CopyDirection::Upload, bytes as f64);
-        self.compute(self.activity(tensor), tensor.micro_batch(), copy, held);
-        self.exchange(tensor, message, true, held);
+        self.compute(activity, tensor.micro_batch(), copy, held);
+        self.exchange((tensor, activity), message, true, held);
         Ok(())
     }
 
-    fn send(&mut self, tensor: Address, to: PeerId, held: u64) -> Result<(), PlanError> {
+    fn send(&mut self, tensor: Address, to: PeerId, activity: Activity, held: u64) -> Result<(), PlanError> {
         let bytes = value_type(self.program, tensor.value())?.bytes() as u64;
         let copy = self.device.copy_seconds(CopyDirection::Download, bytes as f64);
-        self.compute(self.activity(tensor), tensor.micro_batch(), copy, held);
+        self.compute(activity, tensor.micro_batch(), copy, held);
         let (message, _) = self.messages.find(to, tensor).ok_or_else(|| {
             ProgramError(format!("{} sends {to} a message that {to} does not expect", self.program.peer))
         })?;
         self.out.push(Step::Send { message });
-        self.exchange(tensor, message, false, self.kept.saturating_add(self.memory.live()));
+        self.exchange((tensor, activity), message, false, self.kept.saturating_add(self.memory.live()));
         Ok(())
     }
 
-    fn run(&mut self, node: NodeId, micro_batch: u32, held: u64) -> Result<(), PlanError> {
+    fn node(&self, node: NodeId) -> Result<NodeCost, PlanError> {
         let cost = node.0.checked_sub(self.first_node).and_then(|n| self.nodes.get(n as usize)).copied();
-        let NodeCost { seconds, scratch, phase } = cost.ok_or_else(|| self.not_validated())?;
-        let begun = self.backward_begun.get(micro_batch as usize).ok_or_else(|| self.not_validated())?;
-        let begun = *begun || phase != Phase::Forward;
-        self.backward_begun[micro_batch as usize] = begun;
-        let activity = match phase {
-            // This is a forward node that backward runs again.
-            Phase::Forward if begun => Activity::Backward,
-            Phase::Forward => Activity::Forward,
-            Phase::InputGrad => Activity::Backward,
-            Phase::WeightGrad => Activity::WeightGrad,
-        };
-        self.compute(activity, Some(micro_batch), seconds, held + scratch);
-        Ok(())
-    }
-
-    /// The activity that a message belongs to.
-    fn activity(&self, tensor: Address) -> Activity {
-        match tensor {
-            Address::Value { micro_batch, .. } if self.backward_begun.get(micro_batch as usize) == Some(&true) => {
-                Activity::Backward
-            }
-            Address::Value { .. } | Address::BufferAfter { .. } => Activity::Forward,
-            _ => Activity::Update,
-        }
+        cost.ok_or_else(|| self.not_validated())
     }
 
     /// Loses computing time to a message, if the device does.
-    fn exchange(&mut self, tensor: Address, message: u32, receives: bool, peak: u64) {
+    fn exchange(&mut self, (tensor, activity): (Address, Activity), message: u32, receives: bool, peak: u64) {
         if self.device.measured.traffic.is_some() {
-            let (activity, micro_batch) = (self.activity(tensor), tensor.micro_batch());
+            let micro_batch = tensor.micro_batch();
             self.out.push(Step::Exchange { activity, micro_batch, message, receives, peak });
         }
     }
@@ -252,7 +230,7 @@ pub(crate) fn node_seconds(program: &Program, device: &Device) -> Result<HashMap
 fn node_costs(program: &Program, device: &Device) -> Result<Vec<NodeCost>, PlanError> {
     let first = program.nodes.keys().next().map_or(0, |n| n.0);
     let last = program.nodes.keys().next_back().map_or(0, |n| n.0);
-    let mut costs = vec![NodeCost { seconds: 0.0, scratch: 0, phase: Phase::Forward }; (last - first) as usize + 1];
+    let mut costs = vec![NodeCost { seconds: 0.0, scratch: 0 }; (last - first) as usize + 1];
     let by_signature = device.knows_signatures();
     let mut views: HashMap<ValueId, &str> = HashMap::new();
     for (id, node) in &program.nodes {
@@ -269,7 +247,6 @@ fn node_costs(program: &Program, device: &Device) -> Result<Vec<NodeCost>, PlanE
         costs[(id.0 - first) as usize] = NodeCost {
             seconds: device.seconds_of(&signature, name, &cost),
             scratch: device.scratch_bytes(&signature, name, &cost),
-            phase: node.phase,
         };
     }
     Ok(costs)

@@ -1,5 +1,6 @@
 //! The bottleneck of a step, and how much faster the step would be with a faster line or device.
 
+use fusionllm_graph::units;
 use fusionllm_program::{PeerId, Program};
 
 use super::{SimulateOptions, Simulation, simulate};
@@ -80,6 +81,24 @@ pub fn what_if(
     Ok(found)
 }
 
+/// Sentences for people about the changes that [`what_if`] found: the first names the bottleneck.
+pub fn what_if_sentences(cluster: &Cluster, found: &[WhatIf]) -> Vec<String> {
+    const SHOWN: usize = 4;
+    if found.is_empty() {
+        return vec!["nothing alone limits the step".into()];
+    }
+    let sentence = |(i, w): (usize, &WhatIf)| {
+        let (what, how) = w.change.words(cluster);
+        let times = if w.speedup < 1.095 { format!("{:.2}", w.speedup) } else { format!("{:.1}", w.speedup) };
+        let gain = format!("it would be {times}x faster ({} a step)", units::seconds(w.step_s));
+        match i {
+            0 => format!("{what} limits the step: {how} {gain}"),
+            _ => format!("{what}: {how} {gain}"),
+        }
+    };
+    found.iter().enumerate().take(SHOWN).map(sentence).collect()
+}
+
 fn candidates(now: &Simulation) -> Vec<Change> {
     let mut changes = Vec::new();
     let mut lines: Vec<_> = now.lines.iter().filter(|l| l.busy_s > 0.0).collect();
@@ -112,6 +131,28 @@ fn better(now: Link, then: Link) -> Link {
 }
 
 impl Change {
+    /// The part that changes, and how.
+    fn words(&self, cluster: &Cluster) -> (String, String) {
+        let better = |now: &Link, then: &Link| match now.latency > then.latency {
+            true => format!("with a latency of {}", units::seconds(then.latency)),
+            false => format!("at {}", units::rate(then.bandwidth)),
+        };
+        match self {
+            // A change counts for both directions.
+            Self::Line { line: Line::Card { host, .. }, now, then } => {
+                (format!("the network card of {}", cluster.host_name(*host)), better(now, then))
+            }
+            Self::Line { line: Line::Uplink { site, .. }, now, then } => {
+                let name = cluster.sites().get(*site as usize).map_or("?", |s| &s.name);
+                (format!("the uplink of {name}"), better(now, then))
+            }
+            Self::Line { line, now, then } => (format!("the {}", cluster.line_name(*line)), better(now, then)),
+            Self::Device { peer, times } => {
+                (format!("device {}", cluster.name(*peer)), format!("{times} times as fast"))
+            }
+        }
+    }
+
     /// The changed cluster, if it has the changed part.
     fn apply(&self, cluster: &Cluster) -> Result<Option<Cluster>, PlanError> {
         let (mut devices, mut sites) = (cluster.devices().to_vec(), cluster.sites().to_vec());

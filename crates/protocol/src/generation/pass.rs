@@ -8,7 +8,7 @@ use fusionllm_program::{PassKind, PeerId, Verdict, clip_factor, share_of_loss};
 use super::expected::ReportKey;
 use super::settings::RunSettings;
 use super::{BatchId, ExpectedReports};
-use crate::PassReport;
+use crate::{MAX_SPANS, PassReport};
 
 #[derive(Debug)]
 pub(super) struct Pass {
@@ -98,7 +98,8 @@ const MAX_SENT_BYTES: u64 = 1 << 44;
 
 /// Whether a report's numbers are possible: finite, not negative, about existing peers, in the order of peers.
 pub(super) fn plausible(report: &PassReport, peers: u32) -> bool {
-    let PassReport { compute_s, wait_s, total_s, codec_s, sent, errors, spectra, received, .. } = report;
+    let PassReport { compute_s, wait_s, total_s, codec_s, sent, errors, spectra, received, spans, arrivals, .. } =
+        report;
     let number = |x: &f64| x.is_finite() && *x >= 0.0;
     [compute_s, wait_s, total_s, codec_s].into_iter().all(number)
         && errors.iter().all(|e| e.to.0 < peers && number(&e.relative_error))
@@ -109,4 +110,8 @@ pub(super) fn plausible(report: &PassReport, peers: u32) -> bool {
         && received.is_sorted_by(|a, b| a.from < b.from)
         && sent.iter().all(|s| s.to.0 < peers && s.bytes <= MAX_SENT_BYTES)
         && sent.is_sorted_by(|a, b| a.to < b.to)
+        && spans.len().max(arrivals.len()) <= MAX_SPANS
+        && spans.iter().all(|s| s.start_us <= s.end_us)
+        && spans.is_sorted_by_key(|s| s.start_us)
+        && arrivals.iter().all(|a| a.from.0 < peers && a.bytes <= MAX_SENT_BYTES && a.start_us <= a.end_us)
 }

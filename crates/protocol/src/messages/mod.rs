@@ -16,5 +16,7 @@ pub use control::{
 };
 pub use owner::{Question, Request};
 pub use progress::TrainingProgress;
-pub use report::{CodecError, CodecSpectrum, PassReport, ReceivedBytes, SentBytes};
+pub use report::{
+    CodecError, CodecSpectrum, MAX_SPANS, PassReport, PassSpan, ReceivedBytes, ReceivedMessage, SentBytes,
+};
 pub use status::{Answer, IncidentStatus, MAX_LISTED, MemberStatus, RunPhase, RunStatus, Standing};

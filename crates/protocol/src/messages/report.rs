@@ -1,5 +1,6 @@
 //! A peer's report of a pass.
 
+use fusionllm_plan::Activity;
 use fusionllm_program::{PeerId, Poison};
 use serde::{Deserialize, Serialize};
 
@@ -26,8 +27,42 @@ pub struct PassReport {
     pub spectra: Vec<CodecSpectrum>,
     /// Large messages received from each peer.
     pub received: Vec<ReceivedBytes>,
+    /// The peer's activities in order, at most [`MAX_SPANS`]; none in an evaluation.
+    pub spans: Vec<PassSpan>,
+    /// The messages that came from other peers, at most [`MAX_SPANS`]; none in an evaluation.
+    pub arrivals: Vec<ReceivedMessage>,
     /// The place where a number was first not finite, in a pass that the broker had inspected.
     pub poison: Option<Poison>,
+}
+
+/// Most activities, and most messages, in a report. Those of a longer pass are left out from there on.
+pub const MAX_SPANS: usize = 4096;
+
+/// A time in which a peer did one thing. Times are in microseconds since the pass began on this peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PassSpan {
+    /// The activity.
+    pub activity: Activity,
+    /// The micro-batch that it was for, if one.
+    pub micro_batch: Option<u32>,
+    /// Its start.
+    pub start_us: u64,
+    /// Its end.
+    pub end_us: u64,
+}
+
+/// A message from another peer. Times are in microseconds since the pass began on this peer; a message that came before
+/// has 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReceivedMessage {
+    /// The sender.
+    pub from: PeerId,
+    /// Bytes of payload.
+    pub bytes: u64,
+    /// The arrival of its first byte.
+    pub start_us: u64,
+    /// The arrival of its last byte.
+    pub end_us: u64,
 }
 
 /// Bytes sent to one peer in a pass.

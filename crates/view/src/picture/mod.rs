@@ -10,5 +10,5 @@ mod trace;
 pub use cluster::cluster;
 pub use style::style;
 pub use svg::Picture;
-pub use timeline::timeline;
+pub use timeline::{Message, Strip, timeline};
 pub use trace::chrome_trace;

@@ -7,29 +7,39 @@
 //!   plan.json        the operators of each peer
 //!   ticket           what joiners need, while the run goes on
 //!   owner-ticket     what `status` and `kick` need, while the run goes on
+//!   dashboard        the address of the run's page, while it is served
 //!   metrics.jsonl    one line per step
 //!   events.jsonl     one line for whatever else happens
 //!   broker-key       who the broker is, so that tickets stay valid when it is started again
 //!   state            where the run stands, while it goes on with joiners
 //!   measured         their machines and links
 //!   checkpoints/     see `checkpoint`
+//!   last_step.json   what each peer did in the last step, written at the end
 //!   summary.json     the whole run, written at its end
 //! ```
 
+mod listing;
+mod reading;
+mod record;
 mod records;
+mod settings;
 
 use std::borrow::Cow;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::Duration;
 
 use fusionllm_data::{DiskError, Tokenizer, write_atomic, write_private, write_private_atomic};
 use fusionllm_events::{StepMetrics, Timed};
 use fusionllm_graph::Advice;
-pub use records::{LinkSummary, PeerSummary, Summary};
-
+pub use listing::{BrokenRun, RunOverview, RunState, Runs, list_runs};
+use reading::read;
+pub use reading::{RunFiles, last_record, read_events, read_metrics, read_owner_ticket, read_summary};
+pub use record::RunRecord;
+pub use records::{LinkSummary, PeerSummary, PeerTrace, StepTrace, Summary};
 use serde::Serialize;
+pub use settings::{DifferingSetting, differing_settings, settings};
 
 use crate::checkpoint::Checkpoints;
 
@@ -45,14 +55,19 @@ pub struct RunDir {
     made: Option<Vec<PathBuf>>,
 }
 
+/// The time after which whoever only looked whether a run goes on has surely given its lock back.
+const LISTING: Duration = Duration::from_millis(50);
+
 /// The folder with the files of a run's tokenizer.
 pub const TOKENIZER: &str = "tokenizer";
 const JOB: &str = "job.toml";
 const PLAN: &str = "plan.json";
 const TICKET: &str = "ticket";
 const OWNER_TICKET: &str = "owner-ticket";
+const DASHBOARD: &str = "dashboard";
 const METRICS: &str = "metrics.jsonl";
 const EVENTS: &str = "events.jsonl";
+const LAST_STEP: &str = "last_step.json";
 const SUMMARY: &str = "summary.json";
 const CHECKPOINTS: &str = "checkpoints";
 const IDENTITY: &str = "broker-key";
@@ -153,7 +168,7 @@ impl RunDir {
     /// is in them. What cannot be removed stays.
     pub fn discard(&self) {
         let Some(made) = &self.made else { return };
-        for name in [JOB, PLAN, TICKET, OWNER_TICKET, METRICS, EVENTS, IDENTITY, STATE, ATLAS] {
+        for name in [JOB, PLAN, TICKET, OWNER_TICKET, DASHBOARD, METRICS, EVENTS, IDENTITY, STATE, ATLAS] {
             let _ = fs::remove_file(self.path.join(name));
         }
         let _ = fs::remove_dir_all(self.path.join(TOKENIZER));
@@ -176,6 +191,7 @@ impl RunDir {
         run.rewind(step)?;
         // The old summary describes a run that had ended.
         remove(&path.join(SUMMARY))?;
+        remove(&path.join(LAST_STEP))?;
         Checkpoints::new(run.checkpoints()).clean()?;
         Ok(run)
     }
@@ -206,7 +222,12 @@ impl RunDir {
         };
         let name = path.join(METRICS);
         let metrics = open(&name)?;
-        match metrics.try_lock() {
+        // Whoever lists runs has the lock for a moment.
+        let locked = metrics.try_lock().or_else(|_| {
+            std::thread::sleep(LISTING);
+            metrics.try_lock()
+        });
+        match locked {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(RunDirError::Busy { path }),
             // The file system has no locks.
@@ -292,6 +313,24 @@ impl RunDir {
         remove(&self.path.join(OWNER_TICKET))
     }
 
+    /// Writes the address of the run's page, which only the user can read, because it may have a secret.
+    ///
+    /// # Errors
+    ///
+    /// The disk fails.
+    pub fn write_dashboard(&self, url: &str) -> Result<(), DiskError> {
+        write_private_atomic(&self.path.join(DASHBOARD), format!("{url}\n").as_bytes())
+    }
+
+    /// Removes the address of the run's page, when nobody is served there any more.
+    ///
+    /// # Errors
+    ///
+    /// The disk fails.
+    pub fn remove_dashboard(&self) -> Result<(), DiskError> {
+        remove(&self.path.join(DASHBOARD))
+    }
+
     /// The broker's identity, if it was written.
     ///
     /// # Errors
@@ -374,6 +413,17 @@ impl RunDir {
         add_line(&mut self.events, event).map_err(DiskError::at(&self.path.join(EVENTS), "written"))
     }
 
+    /// Writes `last_step.json`.
+    ///
+    /// # Errors
+    ///
+    /// The disk fails.
+    pub fn write_last_step(&self, trace: &StepTrace) -> Result<(), DiskError> {
+        let path = self.path.join(LAST_STEP);
+        let json = serde_json::to_vec(trace).map_err(|e| DiskError::at(&path, "written")(e.into()))?;
+        write_atomic(&path, &json)
+    }
+
     /// Writes `summary.json`.
     ///
     /// # Errors
@@ -394,96 +444,6 @@ fn add_line(file: &mut File, content: &impl Serialize) -> io::Result<()> {
         // The disk may have had room for a part of the line.
         let _ = file.set_len(end).and_then(|()| file.seek(SeekFrom::Start(end)));
     })
-}
-
-/// The time when the last step of a run was recorded.
-pub fn last_record(run: &Path) -> Option<SystemTime> {
-    fs::metadata(run.join(METRICS)).and_then(|file| file.modified()).ok()
-}
-
-/// Reads the `metrics.jsonl` of a run. An incomplete last line is ignored.
-///
-/// # Errors
-///
-/// The file cannot be read.
-pub fn read_metrics(run: &Path) -> Result<Vec<StepMetrics>, DiskError> {
-    let path = run.join(METRICS);
-    let text = fs::read_to_string(&path).map_err(DiskError::at(&path, "read"))?;
-    Ok(text.lines().map_while(|line| serde_json::from_str(line).ok()).collect())
-}
-
-/// Reads the `events.jsonl` of a run; runs of earlier versions have none. Lines that are not whole, or of a later
-/// version, are left out.
-///
-/// # Errors
-///
-/// The file cannot be read.
-pub fn read_events(run: &Path) -> Result<Vec<Timed>, DiskError> {
-    let bytes = read(&run.join(EVENTS))?.unwrap_or_default();
-    Ok(bytes.split(|b| *b == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect())
-}
-
-/// The `summary.json` of a run, if it has one that this version understands.
-///
-/// # Errors
-///
-/// The file cannot be read.
-pub fn read_summary(run: &Path) -> Result<Option<Summary>, DiskError> {
-    let bytes = read(&run.join(SUMMARY))?;
-    Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
-}
-
-/// The content of a file, if it exists.
-fn read(path: &Path) -> Result<Option<Vec<u8>>, DiskError> {
-    match fs::read(path) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-        content => content.map(Some).map_err(DiskError::at(path, "read")),
-    }
-}
-
-/// Reads the owner's ticket of a run; `None` if there is none, because the run is over or there never was one.
-///
-/// # Errors
-///
-/// The file cannot be read.
-pub fn read_owner_ticket(run: &Path) -> Result<Option<String>, DiskError> {
-    let path = run.join(OWNER_TICKET);
-    match fs::read_to_string(&path) {
-        Ok(text) => Ok(Some(text)),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(DiskError::at(&path, "read")(e)),
-    }
-}
-
-/// The facts that the files of a run tell, whether or not its broker runs.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RunFiles {
-    /// Whether there is a summary, because the run was trained to its end or stopped in good order.
-    pub over: bool,
-    /// The step at which the run stops, if its job says so.
-    pub steps: Option<u64>,
-    /// The directory of the checkpoints.
-    pub checkpoints: PathBuf,
-}
-
-impl RunFiles {
-    /// Reads the directory of a run.
-    ///
-    /// # Errors
-    ///
-    /// There is no run, or its job cannot be read.
-    pub fn read(run: &Path) -> Result<Self, RunDirError> {
-        let job = run.join(JOB);
-        if !job.is_file() {
-            return Err(RunDirError::NotARun { path: run.to_owned(), missing: JOB });
-        }
-        let text = fs::read_to_string(&job).map_err(DiskError::at(&job, "read"))?;
-        let job = text.parse::<toml::Table>().ok();
-        let train = job.as_ref().and_then(|job| job.get("train"));
-        let steps = train.and_then(|train| train.get("stop").or(train.get("steps"))?.as_integer());
-        let steps = steps.and_then(|steps| u64::try_from(steps).ok());
-        Ok(Self { over: run.join(SUMMARY).is_file(), steps, checkpoints: run.join(CHECKPOINTS) })
-    }
 }
 
 /// Removes a file if it exists.

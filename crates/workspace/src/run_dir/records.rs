@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use fusionllm_events::IncidentSummary;
+use fusionllm_plan::Activity;
 use serde::{Deserialize, Serialize};
 
 /// The content of `summary.json`. Unknown values are `None`, written as `null`.
@@ -49,6 +50,30 @@ pub struct Summary {
     /// Interruptions of training.
     #[serde(default)]
     pub incidents: Vec<IncidentSummary>,
+}
+
+/// What every peer did in one training step. Times are in seconds since the first of them began, on one clock for all
+/// peers: they are aligned by the verdict, which the broker sends to all of them at once.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct StepTrace {
+    /// The step.
+    pub step: u64,
+    /// Its duration in seconds.
+    pub step_s: f64,
+    /// The peers, in the order of the plan.
+    pub peers: Vec<PeerTrace>,
+}
+
+/// What one peer did in a step.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct PeerTrace {
+    /// The peer's name.
+    pub name: String,
+    /// Its activities in order: what it did, the micro-batch if it was for one, start and end.
+    pub spans: Vec<(Activity, Option<u32>, f64, f64)>,
+    /// The messages that came from other peers: the sender's place in the list of peers, bytes, and the arrival of the
+    /// first and the last byte.
+    pub arrivals: Vec<(u32, u64, f64, f64)>,
 }
 
 /// A peer in the summary.

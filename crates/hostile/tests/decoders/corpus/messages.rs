@@ -5,13 +5,13 @@ use std::sync::Arc;
 use fusionllm_compress::{Bits, Codec, Element, Encoder, IntBlocks, TopK, ValueFormat};
 use fusionllm_graph::{DType, TensorType, ValueId};
 use fusionllm_hostile::short_run;
-use fusionllm_plan::{Curve, Link, Measured, Rates};
+use fusionllm_plan::{Activity, Curve, Link, Measured, Rates};
 use fusionllm_program::{Address, Cause, LearningRate, PassKind, PeerId, Poison, TensorKey, Verdict};
 use fusionllm_protocol::{
     Admission, Answer, Arrival, BulkHeader, CodecError, CodecSpectrum, ComputeCommand, Contact, ExpectedPeers,
-    Farewell, FromPeer, Heartbeat, Hello, Invitation, MachineProfile, MemberId, PassReport, PeerHello, Probe, Question,
-    ReceivedBytes, Request, Roster, Run, RunOptions, RunSettings, SentBytes, TensorHeader, TicketRole, ToPeer, VERSION,
-    encode,
+    Farewell, FromPeer, Heartbeat, Hello, Invitation, MachineProfile, MemberId, PassReport, PassSpan, PeerHello, Probe,
+    Question, ReceivedBytes, ReceivedMessage, Request, Roster, Run, RunOptions, RunSettings, SentBytes, TensorHeader,
+    TicketRole, ToPeer, VERSION, encode,
 };
 use fusionllm_transport::{PeerAddr, SecretKey};
 
@@ -49,6 +49,8 @@ pub(super) fn from_peer() -> Vec<Vec<u8>> {
         errors: vec![CodecError { to: PeerId(1), relative_error: 0.5 }],
         spectra: vec![CodecSpectrum { to: PeerId(1), exact: 3.5, decoded: 4.0 }],
         received: vec![ReceivedBytes { from: PeerId(2), bytes: 70_000, seconds: 0.25 }],
+        spans: vec![PassSpan { activity: Activity::Wait, micro_batch: Some(1), start_us: 4, end_us: 900 }],
+        arrivals: vec![ReceivedMessage { from: PeerId(2), bytes: 70_000, start_us: 0, end_us: 400 }],
         poison: Some(Poison { cause: Cause::Arose, tensor: Address::Held { value: ValueId(3) }, from: None }),
         ..PassReport::default()
     };

@@ -11,7 +11,7 @@ use fusionllm_protocol::{
     other_version,
 };
 use fusionllm_transport::{Connection, Endpoint, Lanes, PeerKey, Receiver};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::farewell::refuse;
 use crate::broker::codec_updates::NewCodecs;
@@ -19,6 +19,7 @@ use crate::broker::planner::Proposal;
 use crate::broker::records::{Inbox, KeeperEvent, SavedPiece};
 use crate::machine::interrupts::Stop;
 use crate::net::probe::answer_probes;
+use crate::web::Look;
 use crate::{NodeError, net};
 
 /// The time in which a new connection has to say what it wants.
@@ -59,6 +60,8 @@ pub(crate) enum Incoming {
     NewCodecs(u32, NewCodecs),
     /// A tensor of an assignment could not be read.
     LoadFailed(NodeError),
+    /// Somebody looks at the run's page.
+    Look(oneshot::Sender<Look>),
     /// A sentence for people.
     Note(String),
     /// A process of this machine ended badly.

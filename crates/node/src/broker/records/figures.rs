@@ -5,10 +5,10 @@ use std::time::Instant;
 
 use fusionllm_events::IncidentSummary;
 use fusionllm_graph::units::counted;
-use fusionllm_plan::{PeerLoad, Plan};
+use fusionllm_plan::{Activity, PeerLoad, Plan};
 use fusionllm_program::PeerId;
-use fusionllm_protocol::{PassReport, StepRecord, TrainingProgress};
-use fusionllm_workspace::run_dir::{LinkSummary, PeerSummary, Summary};
+use fusionllm_protocol::{PassReport, PassSpan, ReceivedMessage, StepRecord, TrainingProgress};
+use fusionllm_workspace::run_dir::{LinkSummary, PeerSummary, PeerTrace, StepTrace, Summary};
 
 use crate::NodeError;
 
@@ -60,8 +60,17 @@ struct OfGeneration {
     reports: VecDeque<Vec<PassReport>>,
     /// Bytes that each link carried in all steps.
     sent: BTreeMap<(PeerId, PeerId), u64>,
+    /// The activities and arrivals of each peer in the last step.
+    last: Option<LastStep>,
     /// Most bytes allocated by each peer.
     peaks: BTreeMap<usize, u64>,
+}
+
+/// The last step, as the peers report it.
+struct LastStep {
+    step: u64,
+    step_s: f64,
+    peers: Vec<(Vec<PassSpan>, Vec<ReceivedMessage>)>,
 }
 
 /// The figures of a peer that the summary has and that its passes do not report.
@@ -71,6 +80,8 @@ pub(crate) struct PeerFacts {
     pub(crate) device: String,
     pub(crate) operators: usize,
     pub(crate) predicted: Option<PeerLoad>,
+    /// Seconds that a message from the broker is on its way, where that is known.
+    pub(crate) latency_s: f64,
     /// Bytes of the tensors it sends to each peer in a training step, before any codec.
     pub(crate) sends: BTreeMap<PeerId, u64>,
 }
@@ -160,7 +171,12 @@ impl Figures {
             let peak = g.peaks.entry(from).or_default();
             *peak = (*peak).max(report.peak_bytes);
         }
-        g.reports.push_back(record.peers.clone());
+        let mut reports = record.peers.clone();
+        // Only those of the last step are kept, because they are long.
+        let take = |r: &mut PassReport| (std::mem::take(&mut r.spans), std::mem::take(&mut r.arrivals));
+        let peers = reports.iter_mut().map(take).collect();
+        g.last = Some(LastStep { step: record.step, step_s: record.step_s, peers });
+        g.reports.push_back(reports);
         // A short generation has no steps but its first ones.
         if g.steps == 2 * WARM_UP + 1 {
             g.reports.drain(..WARM_UP as usize);
@@ -259,6 +275,30 @@ impl Figures {
             resident_memory_bytes: last.map(|r| r.resident_bytes).filter(|b| *b > 0),
             predicted_memory_bytes: facts.predicted.map(|l| l.peak_bytes),
         }
+    }
+
+    /// What each peer did in the last step.
+    pub(crate) fn last_step(&self, peers: &[PeerFacts]) -> Option<StepTrace> {
+        let LastStep { step, step_s, peers: reports } = self.generation.last.as_ref()?;
+        let (step, step_s) = (*step, *step_s);
+        let seconds = |us: u64| us as f64 * 1e-6;
+        // A peer's clock at the moment when the broker sent the verdict, as far as the latency is known.
+        let verdict = |spans: &[PassSpan], facts: &PeerFacts| {
+            let end = spans.iter().rev().find(|s| s.activity == Activity::Verdict).map_or(0, |s| s.end_us);
+            seconds(end) - facts.latency_s
+        };
+        let known = || peers.iter().zip(reports);
+        let latest = known().map(|(facts, (spans, _))| verdict(spans, facts)).fold(f64::NEG_INFINITY, f64::max);
+        let trace = |(facts, (spans, arrivals)): (&PeerFacts, &(Vec<PassSpan>, Vec<ReceivedMessage>))| {
+            let late = latest - verdict(spans, facts);
+            let at = |us| seconds(us) + late;
+            PeerTrace {
+                name: facts.name.clone(),
+                spans: spans.iter().map(|s| (s.activity, s.micro_batch, at(s.start_us), at(s.end_us))).collect(),
+                arrivals: arrivals.iter().map(|a| (a.from.0, a.bytes, at(a.start_us), at(a.end_us))).collect(),
+            }
+        };
+        Some(StepTrace { step, step_s, peers: known().map(trace).collect() })
     }
 
     fn links(&self, plan: &Plan, peers: &[PeerFacts]) -> Vec<LinkSummary> {

@@ -66,17 +66,18 @@ impl Ledger {
     }
 
     /// Adds an event, unless there were so many that others must mean to fill the disk. If that fails for another reason
-    /// than a full disk, the next step reports it, since it fails too.
-    pub(crate) fn tell(&mut self, event: Timed) {
+    /// than a full disk, the next step reports it, since it fails too. Returns whether the event was added.
+    pub(crate) fn tell(&mut self, event: Timed) -> bool {
         let (told, turned_away) = &mut self.told;
         let is_stranger = matches!(event.event, Event::TurnedAway { .. });
         if *told >= MAX_EVENTS || (is_stranger && *turned_away >= MAX_TURNED_AWAY) {
-            return;
+            return false;
         }
         (*told, *turned_away) = (*told + 1, *turned_away + usize::from(is_stranger));
         self.events.push_back(event);
         let written = self.write();
         let _ = self.allow_full(written);
+        true
     }
 
     /// Replaces the job.

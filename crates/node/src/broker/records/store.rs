@@ -14,13 +14,14 @@ use fusionllm_workbench::model::Model;
 use fusionllm_workbench::model::export::published_config;
 use fusionllm_workspace::checkpoint::{Checkpoint, Checkpoints, Part, State};
 use fusionllm_workspace::config::Job;
-use fusionllm_workspace::run_dir::{RunDir, Summary};
+use fusionllm_workspace::run_dir::{RunDir, Summary, read_events, read_metrics};
 
 use super::figures::{Figures, PeerFacts, finite};
 use super::keeper::{Inbox, Keeper, KeeperEvent, Saved, Seal};
 use super::ledger::{DiskNews, Ledger};
 use super::resume::{Identity, Left, Subject, over, run_of, write_atlas};
 use crate::NodeError;
+use crate::web::SharedBoard;
 
 /// The run directory, its checkpoints, and the figures of the steps so far.
 pub(crate) struct Store {
@@ -32,6 +33,8 @@ pub(crate) struct Store {
     /// The reason why the last checkpoint could not be written.
     unsaved: Option<NodeError>,
     figures: Figures,
+    /// The content of the run's page.
+    board: SharedBoard,
     /// The metrics of a step that a validation follows.
     pending: Option<StepMetrics>,
     /// Sentences about codecs, by the step that they are reported with.
@@ -137,11 +140,19 @@ impl Store {
         if let Some(left) = left {
             figures.take_over(left.loss_first, &left.incidents);
         }
+        let board = SharedBoard::default();
+        {
+            let mut board = board.lock();
+            board.directory = run.path().display().to_string();
+            board.job = toml.as_str().into();
+            board.take_over(read_metrics(run.path())?, read_events(run.path())?);
+        }
         let keeper = Keeper::start(Checkpoints::new(run.checkpoints()), on_event)?;
         Ok(Self {
             ledger: Ledger::new(run),
             keeper,
             figures,
+            board,
             resumed: resumed.map(Arc::new),
             committed: None,
             unsaved: None,
@@ -165,6 +176,21 @@ impl Store {
     /// Removes the tickets once the run is over.
     pub(crate) fn remove_tickets(&self) -> Result<(), NodeError> {
         Ok(self.ledger.run().remove_tickets()?)
+    }
+
+    /// The content of the run's page.
+    pub(crate) fn board(&self) -> &SharedBoard {
+        &self.board
+    }
+
+    /// Notes the address of the run's page, so that other commands find it.
+    pub(crate) fn write_dashboard(&self, url: &str) -> Result<(), NodeError> {
+        Ok(self.ledger.run().write_dashboard(url)?)
+    }
+
+    /// Removes the address once nobody is served there.
+    pub(crate) fn remove_dashboard(&self) -> Result<(), NodeError> {
+        Ok(self.ledger.run().remove_dashboard()?)
     }
 
     /// The figures of the steps so far.
@@ -296,6 +322,7 @@ impl Store {
         self.pending.take_if(|m| m.step > step);
         self.flush()?;
         self.figures.rewind(step);
+        self.board.lock().rewind(step);
         self.ledger.rewind(step)
     }
 
@@ -357,11 +384,14 @@ impl Store {
 
     /// Writes the job with the planner's choices.
     pub(crate) fn job(&mut self, job: &Job) -> Result<(), NodeError> {
-        self.ledger.replace_job(job.to_toml_in_run(Path::new(""))?)
+        let toml = job.to_toml_in_run(Path::new(""))?;
+        self.board.lock().job = toml.as_str().into();
+        self.ledger.replace_job(toml)
     }
 
     /// Writes the plan file.
     pub(crate) fn plan(&mut self, json: String) -> Result<(), NodeError> {
+        self.board.lock().plan = json.as_str().into();
         self.ledger.replace_plan(json)
     }
 
@@ -416,11 +446,11 @@ impl Store {
         Ok(metrics)
     }
 
-    /// Notes an event, unless the metrics have it.
+    /// Notes an event for the run's page, and for the events' file unless the metrics have it.
     pub(crate) fn tell(&mut self, event: Event) {
-        if !event.is_metric() {
-            self.ledger.tell(Timed::now(event));
-        }
+        let event = Timed::now(event);
+        let kept = !event.event.is_metric() && self.ledger.tell(event.clone());
+        self.board.lock().happened(event, kept);
     }
 
     pub(crate) fn evaluated(&mut self, step: u64, val_loss: f64, val_accuracy: Option<f64>) -> Result<(), NodeError> {
@@ -455,6 +485,9 @@ impl Store {
         self.ledger.write()?;
         let mut summary = self.figures.summary(plan, peers, predicted_step_s, position);
         summary.overhead_s.insert("copies".into(), copies_s);
+        if let Some(trace) = self.figures.last_step(peers) {
+            self.ledger.run().write_last_step(&trace)?;
+        }
         self.ledger.run().write_summary(&summary)?;
         match self.unsaved.take() {
             Some(error) => Err(error),

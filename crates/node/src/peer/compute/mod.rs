@@ -3,12 +3,14 @@
 mod codecs;
 mod mailbox;
 mod receive;
+mod recorder;
 mod runner;
 mod scratch;
 
 pub(crate) use codecs::Codecs;
 pub(crate) use mailbox::Mailbox;
 pub(crate) use receive::{Arrivals, Throughput};
+pub(crate) use recorder::{Messages, Recorder};
 pub(crate) use runner::{NetLink, ProgramRunner, Watched};
 pub(crate) use scratch::Scratch;
 

@@ -11,6 +11,7 @@ use fusionllm_transport::{Frame, Receiver};
 
 use super::codecs::Codecs;
 use super::mailbox::Mailbox;
+use super::recorder::Messages;
 use crate::NodeError;
 use crate::peer::progress::Progress;
 
@@ -36,6 +37,7 @@ pub(crate) struct Arrivals {
     pub(crate) mailbox: Arc<Mailbox>,
     pub(crate) codecs: Codecs,
     pub(crate) throughput: Throughput,
+    pub(crate) messages: Messages,
     pub(crate) progress: Arc<Progress>,
 }
 
@@ -52,6 +54,9 @@ impl Arrivals {
         let mut bytes = vec![0; frame.payload_len() as usize];
         let begun = Instant::now();
         frame.read_into_with(&mut bytes, || self.progress.bump()).await?;
+        if from != PeerId::BROKER {
+            self.messages.came(from, bytes.len() as u64, begun);
+        }
         if bytes.len() >= MIN_RATE_SAMPLE_BYTES && from != PeerId::BROKER {
             let mut throughput = self.throughput.lock().unwrap_or_else(PoisonError::into_inner);
             let sum = throughput.entry(from).or_default();

@@ -7,6 +7,7 @@ use fusionllm_backend::machine::memory::resident_peak;
 use fusionllm_compress::Codec;
 use fusionllm_exec::{Communicator, EncodeOptions, ExecError, Executor, PassStats, Script, Snapshot, StableRanks};
 use fusionllm_graph::{HostTensor, ValueId};
+use fusionllm_plan::Activity;
 use fusionllm_program::{Address, PassKind, PeerId, Program, Verdict};
 use fusionllm_protocol::{
     Assignment, CodecError, CodecSpectrum, ComputeCommand, FromPeer, Inbox, MemberId, PassReport, ReceivedBytes,
@@ -17,6 +18,7 @@ use fusionllm_workbench::machine::memory;
 use super::codecs::{Codecs, Watch};
 use super::mailbox::Mailbox;
 use super::receive::Throughput;
+use super::recorder::Recorder;
 use crate::NodeError;
 use crate::net::Outbox;
 use crate::peer::progress::Progress;
@@ -77,6 +79,7 @@ impl ProgramRunner {
             PassKind::Eval => (&self.assignment.eval, eval),
         };
         tracing::debug!("begins");
+        self.link.recorder.begin(kind == PassKind::Train);
         let stats = self.executor.run(program, script, pass, step, &mut self.link)?;
         tracing::debug!(compute_s = stats.compute_s, wait_s = stats.wait_s, "is done");
         self.link.done(pass, stats)
@@ -110,6 +113,7 @@ pub(crate) struct NetLink {
     pub(crate) on_host: bool,
     /// Bytes sent in this pass without a codec.
     pub(crate) sent: BTreeMap<PeerId, u64>,
+    pub(crate) recorder: Recorder,
 }
 
 /// The micro-batch whose encoded messages are measured in a pass.
@@ -142,6 +146,7 @@ impl NetLink {
         let error = |(to, relative_error)| CodecError { to, relative_error };
         let spectrum =
             |(to, ranks): (PeerId, StableRanks)| CodecSpectrum { to, exact: ranks.exact, decoded: ranks.decoded };
+        let (spans, arrivals) = self.recorder.take();
         let report = PassReport {
             compute_s,
             wait_s,
@@ -153,6 +158,8 @@ impl NetLink {
             errors: tally.errors.into_iter().map(error).collect(),
             spectra: tally.spectra.into_iter().map(spectrum).collect(),
             received: received.collect(),
+            spans,
+            arrivals,
             poison,
         };
         self.mailbox.done(pass);
@@ -174,6 +181,7 @@ impl Communicator for NetLink {
         let member = self.member(from);
         tracing::trace!("needs {tensor} from {member}");
         let taken = self.progress.while_waiting(member, || self.mailbox.take(&header));
+        self.recorder.until_now(Activity::Wait, tensor.micro_batch());
         taken.map_err(ExecError::Communication)
     }
 
@@ -208,12 +216,15 @@ impl Communicator for NetLink {
     fn verdict(&mut self, pass: u64, squared_norms: Vec<(ValueId, f64)>) -> Result<Verdict, ExecError> {
         tracing::debug!("needs the verdict");
         self.control.control(&FromPeer::Norms { pass, squared_norms }).map_err(link_error)?;
+        self.recorder.until_now(Activity::Update, None);
         let verdict = self.progress.while_waiting(MemberId::BROKER, || self.mailbox.verdict(pass));
+        self.recorder.until_now(Activity::Verdict, None);
         verdict.map_err(ExecError::Communication)
     }
 
-    fn instruction_done(&mut self, _index: usize) -> Result<(), ExecError> {
+    fn instruction_done(&mut self, index: usize) -> Result<(), ExecError> {
         self.progress.bump();
+        self.recorder.done(index);
         // A generation that was stopped ends at once, and not only where its program waits.
         match self.mailbox.failure() {
             Some(reason) => Err(ExecError::Communication(reason)),

@@ -1,0 +1,200 @@
+//! The parts of a run's page.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use fusionllm_events::{Event, Timed};
+use fusionllm_graph::units;
+use fusionllm_plan::what_if_sentences;
+use fusionllm_protocol::RunPhase;
+use maud::{Markup, PreEscaped, html};
+
+use super::tables::known;
+use super::{Prediction, RunView, curves, tables};
+use crate::picture::{self, Picture, Strip};
+
+/// Events that the page lists. The run directory has all of them.
+const MAX_EVENTS: usize = 200;
+
+/// The parts of the page of a run, in their order, each with the name of its element. A part without content is empty.
+pub fn parts(run: &RunView<'_>) -> [(&'static str, Markup); 9] {
+    [
+        ("now", now(run)),
+        ("curves", curves::curves(run)),
+        ("cluster", cluster(run)),
+        ("step", step(run)),
+        ("peers", tables::peers(run)),
+        ("links", tables::links(run)),
+        ("help", help(run)),
+        ("events", events(run)),
+        ("settings", tables::settings(run)),
+    ]
+}
+
+/// A date, in words.
+fn date(time: f64) -> String {
+    httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_secs_f64(time.clamp(0.0, 1e11)))
+}
+
+/// The plan that the run has now: the last event of its kind.
+fn planned<'a>(run: &RunView<'a>) -> Option<&'a Event> {
+    run.events.iter().rev().map(|t| &t.event).find(|event| matches!(event, Event::Planned { .. }))
+}
+
+/// The phase in a word, and the class that colours it.
+fn phase(run: &RunView<'_>) -> (&'static str, &'static str) {
+    match run.status.map(|s| s.phase) {
+        Some(RunPhase::Training) => ("training", "good"),
+        Some(RunPhase::Waiting) => ("waiting for machines", "warn"),
+        Some(phase) => (phase.name(), "idle"),
+        None if run.summary.is_some() => ("over", "idle"),
+        None => ("stopped", "warn"),
+    }
+}
+
+fn now(run: &RunView<'_>) -> Markup {
+    let (word, class) = phase(run);
+    let last = run.metrics.last();
+    let step = run.status.map(|s| s.step).or(last.map(|m| m.step)).unwrap_or(0);
+    let steps =
+        run.status.map(|s| s.steps).or_else(|| run.job.get("train")?.get("stop")?.as_integer()?.try_into().ok());
+    let validation = run.metrics.iter().rev().find_map(|m| m.val_loss);
+    let step_s = run.status.and_then(|s| s.step_s).or_else(|| run.summary?.median_step_s).or(last.map(|m| m.step_s));
+    let predicted = run.status.map_or_else(|| run.summary?.predicted_step_s, |s| s.predicted_step_s);
+    let took = run.events.first().zip(run.events.last()).map(|(from, to)| to.time - from.time);
+    let mut targets = "tokens";
+    let mut subject = None;
+    if let Some(Event::Planned { model, parameters, targets: t, peers, scheduler, schedule, .. }) = planned(run) {
+        targets = t;
+        let count = units::count(*parameters as f64);
+        let over = units::counted(peers.len(), "peer");
+        subject = Some(format!("{model}, {count} parameters, over {over} · {scheduler}, {schedule}"));
+    }
+    html! {
+        header {
+            h1 { (run.name) " " span.pill.(class) { (word) } }
+            p {
+                @if let Some(subject) = subject { (subject) }
+                @if let Some(Timed { time, .. }) = run.events.first() { " · began " (date(*time)) }
+            }
+        }
+        dl.tiles {
+            (tile("Step", &step.to_string(), steps.map(|n| format!("of {n}"))))
+            (tile("Loss", &known(last.and_then(|m| m.loss), curves::loss), validation.map(|v| format!("validation {}", curves::loss(v)))))
+            (tile("A step", &known(step_s, units::seconds), predicted.map(|s| format!("predicted {}", units::seconds(s)))))
+            (tile("Speed", &known(last.map(|m| m.tokens_per_s), |n| format!("{}/s", units::measure(n, "").trim())), Some(targets.to_owned())))
+            (tile("Sent", &known(last.map(|m| m.bytes_sent as f64), |n| units::bytes(n as u64)), Some("a step".to_owned())))
+            @match run.status.and_then(|s| s.left_s) {
+                Some(left) => (tile("Left", &units::seconds(left), took.map(|s| format!("{} so far", units::seconds(s))))),
+                None => (tile("Time", &known(took, units::seconds), run.summary.and_then(|s| s.training_overhead_ratio).map(|r| format!("{:.0} % of it in steps", 100.0 * r)))),
+            }
+        }
+        @if let Some(steps) = steps.filter(|n| *n > 0) {
+            progress max=(steps) value=(step) aria-label="Steps done" {}
+        }
+    }
+}
+
+fn tile(name: &str, value: &str, more: Option<String>) -> Markup {
+    html! {
+        div { dt { (name) } dd { (value) } @if let Some(more) = more { dd.more { (more) } } }
+    }
+}
+
+fn cluster(run: &RunView<'_>) -> Markup {
+    html! {
+        @if let Some(Prediction { saved, simulation, changes }) = run.prediction {
+            h2.unseen { "The cluster and the plan" }
+            (frame("The cluster", &picture::cluster(&saved.cluster, &saved.plan, simulation, changes, &saved.origin.notes)))
+        }
+    }
+}
+
+fn step(run: &RunView<'_>) -> Markup {
+    html! {
+        @if let Some(picture) = step_picture(run) {
+            h2.unseen { "A step" }
+            (frame("A step", &picture))
+        }
+    }
+}
+
+/// The last step as it was predicted and as it was measured, as far as each is known.
+fn step_picture(run: &RunView<'_>) -> Option<Picture> {
+    let measured = run.last_step.map(Strip::measured);
+    let predicted = run.prediction.map(|p| Strip::predicted(&p.simulation));
+    let names: Vec<&str> = match (run.last_step, run.prediction) {
+        (Some(trace), _) => trace.peers.iter().map(|p| p.name.as_str()).collect(),
+        (None, Some(p)) => p.saved.cluster.devices().iter().map(|d| d.name.as_str()).collect(),
+        (None, None) => return None,
+    };
+    // A prediction for other peers has rows of its own, which nobody has measured.
+    let same = |p: &Prediction| p.saved.cluster.devices().iter().map(|d| &d.name).eq(&names);
+    let predicted = predicted.filter(|_| run.prediction.is_some_and(same));
+    let strips: Vec<Strip> = predicted.into_iter().chain(measured).collect();
+    Some(picture::timeline(&names, &strips))
+}
+
+/// A picture in a frame that scrolls on its own where the page is narrow.
+fn frame(name: &str, picture: &Picture) -> Markup {
+    html! {
+        div.scroll.picture tabindex="0" role="region" aria-label=(name) { (PreEscaped(picture.embedded())) }
+    }
+}
+
+fn help(run: &RunView<'_>) -> Markup {
+    html! {
+        @if let Some(Prediction { saved, changes, .. }) = run.prediction {
+            h2 { "What would help" }
+            ul {
+                @for line in what_if_sentences(&saved.cluster, changes).iter().chain(&saved.origin.notes) {
+                    li { (line) }
+                }
+            }
+        }
+    }
+}
+
+/// The class of a line about an event, by which it is coloured.
+fn class(event: &Event) -> &'static str {
+    match event {
+        Event::Lost { .. } | Event::LinkLost { .. } | Event::Poisoned { .. } | Event::Skipping { .. } => "bad",
+        Event::NotSaved { .. } | Event::DiskFull { .. } => "bad",
+        Event::Silent { .. } | Event::Waiting { .. } | Event::DiskLow { .. } | Event::CheckpointLeftOut { .. } => {
+            "warn"
+        }
+        Event::TurnedAway { .. } => "warn",
+        _ => "",
+    }
+}
+
+fn events(run: &RunView<'_>) -> Markup {
+    let start = run.events.first().map_or(0.0, |t| t.time);
+    let told = run.events.iter().filter_map(|timed| {
+        // The terminal shows these two as parts of another line.
+        let lines = match &timed.event {
+            Event::Saved { step } => vec![format!("checkpoint of step {step} is saved")],
+            Event::Finished { steps } => vec![format!("the run is over after {}", units::counted(*steps, "step"))],
+            event => event.lines(),
+        };
+        (!lines.is_empty()).then_some((timed, lines))
+    });
+    let told: Vec<_> = told.collect();
+    let left_out = told.len().saturating_sub(MAX_EVENTS);
+    html! {
+        @if !told.is_empty() {
+            h2 { "What happened" }
+            div.scroll.log tabindex="0" role="region" aria-label="What happened" {
+                ol {
+                    // The newest comes first.
+                    @for (Timed { time, event }, lines) in told.iter().rev().take(MAX_EVENTS) {
+                        li.(class(event)) {
+                            time title=(date(*time)) { "+" (units::seconds((time - start).max(0.0))) }
+                            span { @for line in lines { (line) br; } }
+                        }
+                    }
+                }
+                @if left_out > 0 { p.note { (left_out) " earlier ones are in events.jsonl" } }
+            }
+        }
+    }
+}
