@@ -311,7 +311,6 @@ impl Facts<'_> {
             }
             let sorted = |a: usize, b: usize| if a < b { [a, b] } else { [b, a] };
             let gathered = match a.0 == b.0 {
-                // Replicas within one block.
                 true => inside.entry(a.0).or_default().entry(sorted(a.1, b.1)).or_default(),
                 false => between.entry(sorted(a.0, b.0)).or_default(),
             };
