@@ -17,6 +17,7 @@ pub use scheduled::Scheduled;
 pub use unused::{Unused, unused};
 
 use space::SearchSpace;
+use unused::unused_unnamed;
 
 use fusionllm_compress::Element;
 use fusionllm_graph::units::counted;
@@ -130,12 +131,10 @@ pub fn schedule_unknown(
 pub fn idle_note(plan: &Plan, workload: Workload<'_>) -> Option<String> {
     let (all, used) = (plan.peers.len(), plan.used().len());
     let idle = all.checked_sub(used).filter(|idle| *idle > 0)?;
-    let verb = if idle == 1 { "has" } else { "have" };
     let (operators, stages) = (counted(workload.forward.nodes.len(), "operator"), counted(used, "stage"));
     let (all, enough) = (counted(all, "peer"), counted(used, "peer"));
-    Some(format!(
-        "{idle} of {all} {verb} nothing to do: the model's {operators} make {stages}; {enough} would do as well"
-    ))
+    let reason = format!("the model's {operators} make {stages}; {enough} would do as well");
+    Some(unused_unnamed(idle, &all, &reason))
 }
 
 /// Makes a plan for messages that are as small as `rule` makes them.

@@ -109,7 +109,8 @@ fn random(rng: &mut ChoiceRng, shape: Shape) -> Case {
     if !many.is_empty() {
         notes.push(format!("not used, since none with them is faster: {}", many.join(", ")));
     }
-    notes.truncate(rng.below(4));
+    notes.push("3 of 8 peers have nothing to do: the model's 5 operators make 5 stages".into());
+    notes.truncate(rng.below(5));
     Case { cluster, plan, simulation, changes, notes }
 }
 
@@ -209,6 +210,34 @@ fn a_thousand_devices_have_a_picture() {
         check(&picture, &format!("{shape:?}"));
         assert!(picture.size()[1] < 16_000.0, "{shape:?}: {}", picture.size()[1]);
     }
+}
+
+/// A run may ask for a picture before anything is known of its step.
+#[test]
+fn nothing_to_see_is_drawn() {
+    let mut case = random(&mut ChoiceRng::new(3), Shape { devices: 4, sites: 2, replicas: 1 });
+    case.simulation.step_s = 0.0;
+    check(&draw(&case), "a step without a length");
+    case.plan.stages.clear();
+    check(&draw(&case), "a plan without a stage");
+    case.simulation.peers.clear();
+    (case.simulation.links, case.simulation.lines) = (Vec::new(), Vec::new());
+    check(&draw(&case), "a step without peers");
+}
+
+/// The broker's inputs for a peer on its own machine were drawn as traffic inside a site.
+#[test]
+fn one_device_sends_nothing() {
+    let device = Device { site: Some(0), ..Device::new("alone", rates(), 1 << 34) };
+    let inside = Some(Link { latency: 1e-4, bandwidth: 1e8 });
+    let site = Site { name: "home".into(), inside, uplink: None, downlink: None };
+    let cluster = Cluster::new(vec![device], vec![site], vec![], None).unwrap();
+    let plan = plan(&mut ChoiceRng::new(1), &cluster, 1);
+    let simulation = simulation(&mut ChoiceRng::new(1), &cluster, &plan);
+    assert!(!simulation.links.is_empty(), "the broker sends the batches");
+    let picture = picture::cluster(&cluster, &plan, &simulation, &[], &[]);
+    check(&picture, "one device");
+    assert!(!picture.texts().iter().any(|(_, t)| t.contains("iB a step")), "{:?}", picture.texts());
 }
 
 /// Two links were green although the uplink that they share was what limited the step.

@@ -12,7 +12,6 @@ pub(super) fn path(place: &Place, ends: [usize; 2], rank: &mut usize, l: &Length
     let middle = |[x, y, w, h]: [f64; 4]| [x + w / 2.0, y + h / 2.0];
     let ([ax, ay], [bx, by]) = (middle(a), middle(b));
     let (row, column) = ((ay - by).abs() < 1.0, (ax - bx).abs() < 1.0);
-    let pitch = |size: f64, distance: f64| distance.abs() < 1.9 * size;
     if ends[0] == ends[1] {
         return None;
     }
@@ -20,7 +19,7 @@ pub(super) fn path(place: &Place, ends: [usize; 2], rank: &mut usize, l: &Length
         let (left, right) = if ax < bx { (a, b) } else { (b, a) };
         return Some(vec![[left[0] + left[2], ay], [right[0], ay]]);
     }
-    if column && pitch(l.height, ay - by) {
+    if column && (ay - by).abs() < 1.5 * (l.height + l.gap[1]) {
         let (upper, lower) = if ay < by { (a, b) } else { (b, a) };
         return Some(vec![[ax, upper[1] + upper[3]], [ax, lower[1]]]);
     }

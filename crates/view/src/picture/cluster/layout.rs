@@ -87,7 +87,8 @@ struct Row {
 }
 
 impl Layout {
-    /// Areas in rows that all start at 0. They are moved down later, when the channels between them are known. `crossing` counts the connections between rows, which need space at both sides.
+    /// Areas in rows that all start at 0. They are moved down later, when the channels between them are known.
+    /// `crossing` counts the connections between rows, which need space at both sides.
     pub(super) fn new(scene: &Scene, crossing: impl Fn(&[Place]) -> usize) -> Self {
         let detail = Detail::of(scene);
         let narrow = |margin| place(scene, detail, margin);
@@ -120,7 +121,7 @@ impl Layout {
 /// Space above the blocks of an area, for its title.
 pub(super) fn head(scene: &Scene, area: usize, detail: Detail) -> f64 {
     let a = &scene.areas[area];
-    match (detail, a.title.is_empty(), a.subtitle.is_empty()) {
+    match (detail, a.title.is_empty(), a.subtitles.is_empty()) {
         (Detail::Cell, true, _) => 10.0,
         (Detail::Cell, ..) => 24.0,
         (_, true, true) => 16.0,
@@ -242,8 +243,7 @@ fn widen(row: &mut Row, scene: &Scene, l: &Lengths, room: f64) {
     }
 }
 
-/// Places texts from left to right, and goes on in further lines where there is no room. `advance` is the width of each
-/// with the space after it.
+/// Places things of these widths from left to right, and goes on in further lines where there is no room.
 pub(super) fn flow(widths: &[f64], left: f64, right: f64) -> Vec<(f64, usize)> {
     let (mut x, mut line) = (left, 0);
     let mut places = Vec::new();

@@ -13,7 +13,7 @@ use fusionllm_plan::{Change, Cluster, Line, Plan, Simulation, WhatIf};
 use super::measure::shortened;
 use super::svg::{Anchor, Picture, Svg};
 use layout::{Layout, MARGIN, WIDTH};
-use scene::{Scene, percent};
+use scene::{Scene, percent, step};
 
 /// Draws a cluster and a plan: sites and devices in pipeline order, the stages and the load of each device, and what
 /// the connections carry.
@@ -33,7 +33,7 @@ pub fn cluster(
     });
     let scene = Scene::new(cluster, plan, simulation, limit);
     let unused = unused::groups(cluster, plan, notes);
-    let absent: usize = unused.iter().map(|g| g.count()).sum();
+    let absent: usize = unused.iter().map(|g| g.count).sum();
     let used = plan.used().len();
     let subtitle = format!(
         "{} a step · {} · {} on {} of {} · {}",
@@ -73,7 +73,7 @@ pub fn cluster(
 
 /// What limits the step, and what a faster one would bring.
 fn sentence(change: &Change, found: Option<&WhatIf>, cluster: &Cluster, simulation: &Simulation) -> String {
-    let share = |seconds: f64| percent(seconds / simulation.step_s);
+    let share = |seconds: f64| percent(seconds / step(simulation));
     let (what, how) = match change {
         Change::Line { line, now, then } => {
             let what = match line {

@@ -29,8 +29,9 @@ pub(super) fn areas(svg: &mut Svg, scene: &Scene, layout: &Layout) {
         let title = shortened(&area.title, size, "strong", w - 2.0 * pad);
         svg.text([x + pad, y + line], size, Anchor::Start, "ink strong", &title);
         if !cell {
-            let subtitle = shortened(&area.subtitle, 11.0, "", w - 2.0 * pad);
-            svg.text([x + pad, y + 40.0], 11.0, Anchor::Start, "faint", &subtitle);
+            let fits = |s: &&String| text_width(s, 11.0, "") <= w - 2.0 * pad;
+            let subtitle = area.subtitles.iter().find(fits).map_or("", |s| s);
+            svg.text([x + pad, y + 40.0], 11.0, Anchor::Start, "faint", subtitle);
         }
         connections(svg, area, place, layout.detail);
         for (block, spot) in area.blocks.iter().zip(&place.blocks) {
@@ -199,7 +200,7 @@ fn card(svg: &mut Svg, b: &Block, spot: [f64; 4]) {
         let line = y + 55.0 + 16.0 * i as f64;
         svg.text([left, line], 11.0, Anchor::Start, "faint", name);
         svg.text([right, line], 11.0, Anchor::End, "ink", &value);
-        bar(svg, [left + 64.0, line - 6.5, (w - 24.0 - 64.0 - widest - 10.0).max(8.0), 5.0], share, class);
+        bar(svg, [left + 61.0, line - 6.5, (w - 24.0 - 61.0 - widest - 8.0).max(8.0), 5.0], share, class);
     }
 }
 
@@ -270,8 +271,8 @@ pub(super) fn keys(scene: &Scene, detail: Detail) -> Vec<Key> {
         ("warm", "50 to 75 %"),
         ("hot", "above 75 %"),
         ("", "Thicker lines carry more."),
-        ("limit", "limits the step"),
     ];
+    keys.extend(scene.limited.then_some(("limit", "limits the step")));
     match detail {
         Detail::Card => {}
         Detail::Compact => keys.push(("busy", "share of the step that a device computes")),

@@ -15,6 +15,8 @@ const AREAS_WITHOUT_SITE: usize = 12;
 
 /// The cluster as it is drawn.
 pub(super) struct Scene {
+    /// Whether anything limits the step.
+    pub(super) limited: bool,
     /// In pipeline order.
     pub(super) areas: Vec<Area>,
     /// Between areas, the busiest first.
@@ -24,7 +26,8 @@ pub(super) struct Scene {
 /// A site, or a device without one.
 pub(super) struct Area {
     pub(super) title: String,
-    pub(super) subtitle: String,
+    /// The rate inside and what is sent there, from long to short.
+    pub(super) subtitles: Vec<String>,
     pub(super) uplink: Option<Uplink>,
     /// In pipeline order.
     pub(super) blocks: Vec<Block>,
@@ -110,14 +113,14 @@ impl Scene {
         }
         let (bundles, inside) = facts.bundles(&at);
         for (area, pairs) in inside {
-            let total: u64 = pairs.iter().map(|b| b.bytes).sum();
+            let limits = if pairs.iter().any(|b| b.limits) { " · limits the step" } else { "" };
+            let sent = format!("{} a step{limits}", bytes(pairs.iter().map(|b| b.bytes).sum()));
             let area: &mut Area = &mut areas[area];
-            let sent = format!("{} a step", bytes(total));
-            area.subtitle =
-                [area.subtitle.as_str(), &sent].into_iter().filter(|s| !s.is_empty()).collect::<Vec<_>>().join(" · ");
+            area.subtitles.iter_mut().for_each(|s| *s = format!("{s} · {sent}"));
+            area.subtitles.push(sent);
             area.inside = pairs;
         }
-        Self { areas, bundles }
+        Self { limited: limit.is_some(), areas, bundles }
     }
 }
 
@@ -173,15 +176,15 @@ impl Facts<'_> {
         let blocks: Vec<Block> = blocks.into_iter().map(|b| b.0).collect();
         let Some((number, site)) = site.and_then(|s| Some((s, self.cluster.sites().get(s as usize)?))) else {
             let title = if machines > 1 { "machines without a site" } else { "" };
-            return Area { title: title.into(), subtitle: String::new(), uplink: None, blocks, inside: Vec::new() };
+            return Area { title: title.into(), subtitles: Vec::new(), uplink: None, blocks, inside: Vec::new() };
         };
         let describe = |l: Link| format!("{}, {}", rate(l.bandwidth), seconds(l.latency));
-        let subtitle = match site.inside.filter(|_| machines > 1) {
-            Some(inside) => format!("inside {}", describe(inside)),
-            None => String::new(),
+        let subtitles = match site.inside.filter(|_| machines > 1) {
+            Some(inside) => [describe(inside), rate(inside.bandwidth)].map(|l| format!("inside {l}")).to_vec(),
+            None => Vec::new(),
         };
         let load = |outward| self.lines.get(&Line::Uplink { site: number, outward }).copied();
-        let share = |outward| load(outward).map_or(0.0, |l| l.busy_s / self.simulation.step_s);
+        let share = |outward| load(outward).map_or(0.0, |l| l.busy_s / step(self.simulation));
         let carried = |outward| bytes(load(outward).map_or(0, |l| l.bytes));
         let uplink = site.uplink.map(|link| Uplink {
             link,
@@ -199,7 +202,7 @@ impl Facts<'_> {
                 percent(share(false))
             ),
         });
-        Area { title: site.name.clone(), subtitle, uplink, blocks, inside: Vec::new() }
+        Area { title: site.name.clone(), subtitles, uplink, blocks, inside: Vec::new() }
     }
 
     /// Whether a line limits the step. A change of a line counts for both directions.
@@ -247,7 +250,7 @@ impl Facts<'_> {
         let stages = self.stages(first);
         let operators: usize = stages.iter().map(|s| self.plan.stages[*s].nodes.len()).sum();
         let replicas = stages.iter().map(|s| self.plan.stages[*s].replicas().len()).max().unwrap_or(1);
-        let step = self.simulation.step_s;
+        let step = step(self.simulation);
         let loads: Vec<_> = members.iter().filter_map(|m| self.simulation.peers.get(m.0 as usize)).collect();
         let busy =
             loads.iter().map(|l| l.compute_s / step).fold([f64::INFINITY, 0.0], |[a, b], x| [a.min(x), b.max(x)]);
@@ -292,7 +295,7 @@ impl Facts<'_> {
         let host = self.cluster.host_of(m)?;
         let load = |outward| self.lines.get(&Line::Card { host, outward }).copied();
         let busier = [true, false].into_iter().filter_map(load).max_by(|a, b| a.busy_s.total_cmp(&b.busy_s))?;
-        Some((busier.busy_s / self.simulation.step_s, busier.link.bandwidth))
+        Some((busier.busy_s / step(self.simulation), busier.link.bandwidth))
     }
 
     /// The connections between areas, and those between blocks of each area.
@@ -300,11 +303,14 @@ impl Facts<'_> {
         let mut between: BTreeMap<[usize; 2], Gathered> = BTreeMap::new();
         let mut inside: BTreeMap<usize, BTreeMap<[usize; 2], Gathered>> = BTreeMap::new();
         for l in self.simulation.links.iter().filter(|l| l.bytes > 0) {
-            let [a, b] = [l.from, l.to].map(|p| at.get(&self.machine(p)).copied());
-            let (Some(a), Some(b)) = (a, b) else { continue };
+            let [from, to] = [l.from, l.to].map(|p| self.machine(p));
+            let (Some(&a), Some(&b)) = (at.get(&from), at.get(&to)) else { continue };
+            // A broker on a device's machine sends nothing to it over a line.
+            if from == to {
+                continue;
+            }
             let sorted = |a: usize, b: usize| if a < b { [a, b] } else { [b, a] };
             let gathered = match a.0 == b.0 {
-                // Replicas within one block.
                 true => inside.entry(a.0).or_default().entry(sorted(a.1, b.1)).or_default(),
                 false => between.entry(sorted(a.0, b.0)).or_default(),
             };
@@ -323,7 +329,7 @@ impl Facts<'_> {
                 }
             }
         }
-        let finish = |(ends, g): ([usize; 2], Gathered)| g.bundle(ends, self.cluster, self.simulation.step_s);
+        let finish = |(ends, g): ([usize; 2], Gathered)| g.bundle(ends, self.cluster, step(self.simulation));
         let busiest_first = |all: BTreeMap<[usize; 2], Gathered>| {
             let mut all: Vec<Bundle> = all.into_iter().map(finish).collect();
             all.sort_by(|a, b| (b.busy, b.bytes).partial_cmp(&(a.busy, a.bytes)).unwrap_or(a.ends.cmp(&b.ends)));
@@ -365,6 +371,11 @@ impl Gathered {
             tooltip: format!("{there} there and {back} back a step; {way}"),
         }
     }
+}
+
+/// Seconds of a step, above zero: shares of it are finite.
+pub(super) fn step(simulation: &Simulation) -> f64 {
+    if simulation.step_s > 0.0 { simulation.step_s } else { f64::INFINITY }
 }
 
 /// `54 %`.

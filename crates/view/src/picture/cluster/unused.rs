@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use fusionllm_graph::units::counted;
-use fusionllm_plan::{Cluster, Plan, unused};
+use fusionllm_plan::{Cluster, Device, Plan, unused};
 use fusionllm_program::PeerId;
 
 use super::super::measure::{shortened, text_width};
@@ -14,18 +14,15 @@ use super::scene::stem;
 /// At most this many lines of machines for one reason.
 const LINES: usize = 4;
 const LINE: f64 = 32.0;
+/// Up to this many alike machines are named.
+const FEW: usize = 3;
 
 /// The machines that are not used for one reason.
 pub(super) struct Group {
+    pub(super) count: usize,
     reason: String,
     /// Alike machines, with all their names.
     kinds: Vec<(String, Vec<String>)>,
-}
-
-impl Group {
-    pub(super) fn count(&self) -> usize {
-        self.kinds.iter().map(|k| k.1.len()).sum()
-    }
 }
 
 /// The unused machines, by reason. A plan that is being made leaves them out of its cluster, so that the notes alone
@@ -33,41 +30,71 @@ impl Group {
 pub(super) fn groups(cluster: &Cluster, plan: &Plan, notes: &[String]) -> Vec<Group> {
     let used: BTreeSet<PeerId> = plan.used();
     let is_used = |name: &str| cluster.find(name).is_some_and(|p| used.contains(&p));
+    let site = |d: &Device| d.site.and_then(|s| cluster.sites().get(s as usize)).map_or("", |s| &s.name);
+    let idle = (0..).map(PeerId).zip(cluster.devices()).filter(|(p, _)| !used.contains(p));
+    let mut idle: Vec<(&str, &str)> = idle.map(|(_, d)| (d.name.as_str(), site(d))).collect();
     let mut groups = Vec::new();
     let mut told: BTreeSet<&str> = BTreeSet::new();
     for note in unused(notes) {
-        let names: Vec<&str> = note.names.into_iter().filter(|n| !is_used(n)).filter(|n| told.insert(n)).collect();
-        groups.push(Group { reason: note.reason.into(), kinds: kinds(names.into_iter().map(|n| (n, ""))) });
+        let mut kinds = Kinds::default();
+        if note.names.is_empty() {
+            // The note is about the cluster's own idle devices, if it has them.
+            idle.retain(|d| !told.contains(d.0));
+            std::mem::take(&mut idle).into_iter().for_each(|(name, site)| kinds.add(name, site));
+            let count = note.count.max(kinds.count());
+            groups.push(Group { count, reason: note.reason.into(), kinds: kinds.finish() });
+            continue;
+        }
+        for name in note.names.into_iter().filter(|n| !is_used(n)).filter(|n| told.insert(n)) {
+            let device = cluster.find(name).and_then(|p| cluster.devices().get(p.0 as usize));
+            kinds.add(name, device.map_or("", site));
+        }
+        groups.push(Group { count: kinds.count(), reason: note.reason.into(), kinds: kinds.finish() });
     }
-    let site =
-        |d: &fusionllm_plan::Device| d.site.and_then(|s| cluster.sites().get(s as usize)).map(|s| s.name.as_str());
-    let idle = (0..).map(PeerId).zip(cluster.devices()).filter(|(p, d)| !used.contains(p) && !told.contains(&*d.name));
-    let kinds = kinds(idle.map(|(_, d)| (d.name.as_str(), site(d).unwrap_or(""))));
-    groups.push(Group { reason: "without an operator in this plan".into(), kinds });
-    groups.retain(|g| !g.kinds.is_empty());
+    let mut kinds = Kinds::default();
+    idle.into_iter().filter(|d| !told.contains(d.0)).for_each(|(name, site)| kinds.add(name, site));
+    groups.push(Group {
+        count: kinds.count(),
+        reason: "without an operator in this plan".into(),
+        kinds: kinds.finish(),
+    });
+    groups.retain(|g| g.count > 0);
     groups
 }
 
-/// Machines whose names differ in their numbers alone, with their site.
-fn kinds<'a>(names: impl Iterator<Item = (&'a str, &'a str)>) -> Vec<(String, Vec<String>)> {
-    let mut order: Vec<(&str, &str)> = Vec::new();
-    let mut all: HashMap<(&str, &str), Vec<String>> = HashMap::new();
-    for (name, site) in names {
+/// Machines whose names differ in their numbers alone, by name and site, in the order in which they came.
+#[derive(Default)]
+struct Kinds<'a> {
+    order: Vec<(&'a str, &'a str)>,
+    names: HashMap<(&'a str, &'a str), Vec<String>>,
+}
+
+impl<'a> Kinds<'a> {
+    fn add(&mut self, name: &'a str, site: &'a str) {
         let kind = (stem(name), site);
-        let members = all.entry(kind).or_default();
-        if members.is_empty() {
-            order.push(kind);
+        let names = self.names.entry(kind).or_default();
+        if names.is_empty() {
+            self.order.push(kind);
         }
-        members.push(name.into());
+        names.push(name.into());
     }
-    let label = |(kind, site): (&str, &str), members: Vec<String>| {
-        let what = match &members[..] {
-            [one] => one.clone(),
-            several => format!("{} × {kind}", several.len()),
+
+    fn count(&self) -> usize {
+        self.names.values().map(Vec::len).sum()
+    }
+
+    /// Labels, and the names that each stands for.
+    fn finish(mut self) -> Vec<(String, Vec<String>)> {
+        let label = |kind: (&str, &str), names: &[String]| {
+            let what = match names {
+                few if few.len() <= FEW => few.join(", "),
+                several => format!("{} × {}", several.len(), kind.0),
+            };
+            if kind.1.is_empty() { what } else { format!("{what} · {}", kind.1) }
         };
-        (if site.is_empty() { what } else { format!("{what} · {site}") }, members)
-    };
-    order.into_iter().filter_map(|kind| Some(label(kind, all.remove(&kind)?))).collect()
+        let order = std::mem::take(&mut self.order).into_iter();
+        order.filter_map(|kind| self.names.remove(&kind).map(|names| (label(kind, &names), names))).collect()
+    }
 }
 
 /// Where everything is drawn.
@@ -91,9 +118,9 @@ pub(super) fn place(groups: &[Group], top: f64) -> Strip {
         while shown.len() < group.kinds.len() && shown.last().is_some_and(|[x, _, w]| x + w + 150.0 > right) {
             shown.pop();
         }
-        let lines = shown.last().map_or(1.0, |c| c[1] + 1.0);
+        let lines = shown.last().map_or(0.0, |c| c[1] + 1.0);
         placed.push((y, shown));
-        y += 30.0 + lines * LINE + 6.0;
+        y += 26.0 + lines * LINE + if lines > 0.0 { 10.0 } else { 0.0 };
     }
     let bottom = if groups.is_empty() { top } else { y + 16.0 };
     Strip { top, groups: placed, bottom }
@@ -110,7 +137,7 @@ pub(super) fn paint(svg: &mut Svg, groups: &[Group], strip: &Strip) {
     let frame = [MARGIN, strip.top, WIDTH - 2.0 * MARGIN, strip.bottom - 16.0 - strip.top];
     svg.rect(frame, 14.0, "unused dashed", "");
     for (group, (top, places)) in groups.iter().zip(&strip.groups) {
-        let sentence = format!("{}: {}", counted(group.count(), "unused machine"), group.reason);
+        let sentence = format!("{}: {}", counted(group.count, "unused machine"), group.reason);
         let sentence = shortened(&sentence, 12.0, "strong", frame[2] - 32.0);
         svg.text([MARGIN + 16.0, top + 10.0], 12.0, Anchor::Start, "faint strong", &sentence);
         let mut end = MARGIN + 16.0;
