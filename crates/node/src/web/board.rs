@@ -9,6 +9,9 @@ use fusionllm_workspace::run_dir::Summary;
 /// The most points of a series. A curve on a screen shows fewer.
 const MAX_POINTS: usize = 20_000;
 
+/// The most events that earlier processes of a run have left and that are shown, the last ones.
+const MAX_EARLIER_EVENTS: usize = 100_000;
+
 /// The state of a run that its page shows. A copy is cheap: what is large is shared.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Board {
@@ -50,7 +53,8 @@ impl Board {
                 self.validations.push(validation);
             }
         }
-        self.events = events.into_iter().map(Arc::new).collect();
+        let left_out = events.len().saturating_sub(MAX_EARLIER_EVENTS);
+        self.events = events.into_iter().skip(left_out).map(Arc::new).collect();
     }
 
     /// Notes an event. `kept` says whether the events' file has it, if it is no metric.
