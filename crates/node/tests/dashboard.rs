@@ -174,6 +174,9 @@ async fn viewers_follow_a_run_to_its_end() {
         assert!(text.to_lowercase().contains("content-type: text/event-stream\r\n"), "{text}");
         assert!(text.contains("retry: 2000\n"), "{text}");
 
+        // A viewer that never reads holds nobody up.
+        let _idle = scene.send(&request).await;
+
         let mut figures = None;
         let watching = async {
             read_until(&mut stream, &mut text, "joined").await;

@@ -13,6 +13,9 @@ const MAX_POINTS: usize = 20_000;
 /// The time for which the picture of a step stays. It is the largest part of the page, and people look at it longer.
 const STEP_FOR: Duration = Duration::from_secs(10);
 
+/// The most events that earlier processes of a run have left and that are shown, the last ones.
+const MAX_EARLIER_EVENTS: usize = 100_000;
+
 /// The state of a run that its page shows. A copy is cheap: what is large is shared.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Board {
@@ -58,7 +61,8 @@ impl Board {
                 self.validations.push(validation);
             }
         }
-        self.events = events.into_iter().map(Arc::new).collect();
+        let left_out = events.len().saturating_sub(MAX_EARLIER_EVENTS);
+        self.events = events.into_iter().skip(left_out).map(Arc::new).collect();
     }
 
     /// Notes an event. `kept` says whether the events' file has it, if it is no metric.
