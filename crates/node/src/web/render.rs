@@ -24,8 +24,8 @@ const BETWEEN: Duration = Duration::from_secs(30);
 /// What takes too long to be made for every drawing.
 #[derive(Default)]
 pub(crate) struct Painter {
-    /// The text of the plan that was read last, and when.
-    plan: Option<(Arc<str>, Instant)>,
+    /// The text of the plan that was read last, the generation, and when.
+    plan: Option<(Arc<str>, u32, Instant)>,
     prediction: Option<Prediction>,
     /// The job, and its text.
     job: (Arc<str>, toml::Table),
@@ -58,11 +58,15 @@ impl Painter {
 
     /// Reads the plan and the job, if they have changed.
     fn read(&mut self, board: &Board) {
-        let late = |(text, when): &(Arc<str>, Instant)| *text != board.plan && when.elapsed() >= BETWEEN;
+        let generation = board.look.as_ref().map_or(0, |look| look.status.generation);
+        // Other machines are seen at once.
+        let late = |(text, of, when): &(Arc<str>, u32, Instant)| {
+            *text != board.plan && (*of != generation || when.elapsed() >= BETWEEN)
+        };
         if !board.plan.is_empty() && self.plan.as_ref().is_none_or(late) {
             // A plan that cannot be predicted has been told to the user elsewhere.
             self.prediction = Prediction::read(&board.plan).unwrap_or_default();
-            self.plan = Some((board.plan.clone(), Instant::now()));
+            self.plan = Some((board.plan.clone(), generation, Instant::now()));
         }
         if self.job.0 != board.job {
             self.job = (board.job.clone(), board.job.parse().unwrap_or_default());

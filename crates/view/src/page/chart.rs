@@ -154,7 +154,8 @@ impl Chart {
                         }
                     }
                     @for tick in &vertical.ticks {
-                        span.y style={ "top:" (percent(1.0 - vertical.place(*tick))) } { (trimmed(&(self.format)(*tick))) }
+                        @let words = (self.format)(*tick);
+                        span.y style={ "top:" (percent(1.0 - vertical.place(*tick))) } { (trimmed(&words)) }
                     }
                     @for tick in horizontal.ticks.iter().filter(|t| t.fract() == 0.0) {
                         span.x style={ "left:" (percent(horizontal.place(*tick))) } { (tick) }
@@ -186,7 +187,7 @@ impl Chart {
         let mut out = format!("{} by step.", self.title);
         for (curve, points) in self.curves.iter().zip(thinned) {
             let known = || points.iter().filter_map(|p| Some((p.step, p.mean?)));
-            if let (Some((from, first)), Some((to, last))) = (known().next(), known().last()) {
+            if let (Some((from, first)), Some((to, last))) = (known().next(), known().next_back()) {
                 let (first, last) = ((self.format)(first), (self.format)(last));
                 let _ = write!(out, " {}: {first} at step {from}, {last} at step {to}.", curve.name);
             }

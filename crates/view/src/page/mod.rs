@@ -103,7 +103,8 @@ pub fn report(runs: &[RunView<'_>]) -> String {
     page(&title, &body, SCRIPT, None)
 }
 
-/// The page of a run that goes on, with its [`parts`]. Its script carries a nonce, for servers that allow no other script.
+/// The page of a run that goes on, with its [`parts`]. Its script carries a nonce, for servers that allow no other
+/// script.
 pub fn live(run: &RunView<'_>, parts: &[(&str, Markup)], nonce: &str) -> String {
     let body = html! {
         p #connection role="status" hidden {}

@@ -53,22 +53,14 @@ fn phase(run: &RunView<'_>) -> (&'static str, &'static str) {
 
 fn now(run: &RunView<'_>) -> Markup {
     let (word, class) = phase(run);
-    let last = run.metrics.last();
-    let step = run.status.map(|s| s.step).or(last.map(|m| m.step)).unwrap_or(0);
-    let steps =
-        run.status.map(|s| s.steps).or_else(|| run.job.get("train")?.get("stop")?.as_integer()?.try_into().ok());
-    let validation = run.validations.last().and_then(|v| v.1);
-    let step_s = run.status.and_then(|s| s.step_s).or_else(|| run.summary?.median_step_s).or(last.map(|m| m.step_s));
-    let predicted = run.status.map_or_else(|| run.summary?.predicted_step_s, |s| s.predicted_step_s);
-    let took = run.events.first().zip(run.events.last()).map(|(from, to)| to.time - from.time);
-    let mut targets = "tokens";
     let mut subject = None;
-    if let Some(Event::Planned { model, parameters, targets: t, peers, scheduler, schedule, .. }) = planned(run) {
-        targets = t;
-        let count = units::count(*parameters as f64);
-        let over = units::counted(peers.len(), "peer");
+    if let Some(Event::Planned { model, parameters, peers, scheduler, schedule, .. }) = planned(run) {
+        let (count, over) = (units::count(*parameters as f64), units::counted(peers.len(), "peer"));
         subject = Some(format!("{model}, {count} parameters, over {over} · {scheduler}, {schedule}"));
     }
+    let step = run.status.map(|s| s.step).or(run.metrics.last().map(|m| m.step)).unwrap_or(0);
+    let planned = || run.job.get("train")?.get("stop")?.as_integer()?.try_into().ok();
+    let steps = run.status.map(|s| s.steps).or_else(planned);
     html! {
         header {
             h1 { (run.name) " " span.pill.(class) { (word) } }
@@ -78,15 +70,8 @@ fn now(run: &RunView<'_>) -> Markup {
             }
         }
         dl.tiles {
-            (tile("Step", &step.to_string(), steps.map(|n| format!("of {n}"))))
-            (tile("Loss", &known(last.and_then(|m| m.loss), curves::loss), validation.map(|v| format!("validation {}", curves::loss(v)))))
-            (tile("A step", &known(step_s, units::seconds), predicted.map(|s| format!("predicted {}", units::seconds(s)))))
-            (tile("Speed", &known(last.map(|m| m.tokens_per_s), |n| format!("{}/s", units::measure(n, "").trim())), Some(targets.to_owned())))
-            (tile("Sent", &known(last.map(|m| m.bytes_sent as f64), |n| units::bytes(n as u64)), Some("a step".to_owned())))
-            @match run.status.and_then(|s| s.left_s) {
-                Some(left) => (tile("Left", &units::seconds(left), took.map(|s| format!("{} so far", units::seconds(s))))),
-                None => (tile("Time", &known(took, units::seconds), run.summary.and_then(|s| s.training_overhead_ratio).map(|r| format!("{:.0} % of it in steps", 100.0 * r)))),
-            }
+            (tile("Step", step.to_string(), steps.map(|n| format!("of {n}"))))
+            @for (name, value, more) in figures(run) { (tile(name, value, more)) }
         }
         @if let Some(steps) = steps.filter(|n| *n > 0) {
             progress max=(steps) value=(step) aria-label="Steps done" {}
@@ -94,17 +79,51 @@ fn now(run: &RunView<'_>) -> Markup {
     }
 }
 
-fn tile(name: &str, value: &str, more: Option<String>) -> Markup {
+fn tile(name: &str, value: String, more: Option<String>) -> Markup {
     html! {
         div { dt { (name) } dd { (value) } @if let Some(more) = more { dd.more { (more) } } }
     }
+}
+
+/// The figures at the top of the page: a name, a value, and what stands below it.
+fn figures(run: &RunView<'_>) -> Vec<(&'static str, String, Option<String>)> {
+    let last = run.metrics.last();
+    let validation = run.validations.last().and_then(|v| v.1);
+    let median = run.status.map_or_else(|| run.summary?.median_step_s, |status| status.step_s);
+    let step_s = median.or(last.map(|m| m.step_s));
+    let predicted = run.status.map_or_else(|| run.summary?.predicted_step_s, |status| status.predicted_step_s);
+    let targets = match planned(run) {
+        Some(Event::Planned { targets, .. }) => targets,
+        _ => "tokens",
+    };
+    let sent = last.map(|m| units::bytes(m.bytes_sent));
+    let mut figures = vec![
+        (
+            "Loss",
+            known(last.and_then(|m| m.loss), curves::loss),
+            validation.map(|loss| format!("validation {}", curves::loss(loss))),
+        ),
+        ("A step", known(step_s, units::seconds), predicted.map(|s| format!("predicted {}", units::seconds(s)))),
+        ("Speed", known(last.map(|m| m.tokens_per_s), units::count), Some(format!("{targets} a second"))),
+        ("Sent", sent.unwrap_or_else(|| "–".into()), Some("a step".to_owned())),
+    ];
+    let took = run.events.first().zip(run.events.last()).map(|(from, to)| to.time - from.time);
+    figures.push(match run.status.and_then(|s| s.left_s) {
+        Some(left) => ("Left", units::seconds(left), None),
+        None => {
+            let ratio = run.summary.and_then(|s| s.training_overhead_ratio);
+            ("Time", known(took, units::seconds), ratio.map(|r| format!("{:.0} % of it in steps", 100.0 * r)))
+        }
+    });
+    figures
 }
 
 fn cluster(run: &RunView<'_>) -> Markup {
     html! {
         @if let Some(Prediction { saved, simulation, changes }) = run.prediction {
             h2.unseen { "The cluster and the plan" }
-            (frame("The cluster", &picture::cluster(&saved.cluster, &saved.plan, simulation, changes, &saved.origin.notes)))
+            @let notes = &saved.origin.notes;
+            (frame("The cluster", &picture::cluster(&saved.cluster, &saved.plan, simulation, changes, notes)))
         }
     }
 }

@@ -25,7 +25,10 @@ pub(crate) struct Recorder {
 
 /// Messages from other peers, as they come.
 #[derive(Clone, Default)]
-pub(crate) struct Messages(Arc<Mutex<Vec<(PeerId, u64, [Instant; 2])>>>);
+pub(crate) struct Messages(Arc<Mutex<Vec<Message>>>);
+
+/// The sender, bytes, and the arrival of the first and the last byte.
+type Message = (PeerId, u64, [Instant; 2]);
 
 impl Messages {
     /// A message has come whole. `begun` is the arrival of its first byte.
@@ -66,7 +69,8 @@ impl Recorder {
         let room = self.spans.len() < MAX_SPANS;
         match self.spans.last_mut() {
             Some(last) if (last.activity, last.micro_batch) == (activity, micro_batch) => last.end_us = end_us,
-            Some(last) if end_us - start_us < SHORTEST_US => last.end_us = end_us,
+            // The clocks of peers are compared by the verdict.
+            Some(last) if end_us - start_us < SHORTEST_US && activity != Activity::Verdict => last.end_us = end_us,
             _ if room => {
                 self.spans.push(PassSpan { activity, micro_batch, start_us, end_us });
             }
@@ -79,7 +83,7 @@ impl Recorder {
     pub(crate) fn take(&mut self) -> (Vec<PassSpan>, Vec<ReceivedMessage>) {
         let messages = std::mem::take(&mut *self.messages.0.lock().unwrap_or_else(PoisonError::into_inner));
         let Some(began) = self.began.take() else { return Default::default() };
-        let arrival = |(from, bytes, [start, end]): (PeerId, u64, [Instant; 2])| ReceivedMessage {
+        let arrival = |(from, bytes, [start, end]): Message| ReceivedMessage {
             from,
             bytes,
             start_us: micros(began, start),
