@@ -39,6 +39,7 @@ pub(super) enum Shape {
 }
 
 /// Something that happened at a step.
+#[derive(Clone)]
 pub(super) struct Mark {
     pub(super) step: u64,
     /// One character that stands above the plot.
@@ -131,6 +132,7 @@ impl Chart {
         let bottom = if self.from_zero { low } else { low - margin };
         let vertical = Axis::new(bottom, high + margin, 5.0);
         let horizontal = Axis::new(first as f64, (last as f64).max(first as f64 + 1.0), 6.0);
+        let marks = self.merged(&horizontal);
         html! {
             figure.chart {
                 figcaption {
@@ -145,7 +147,7 @@ impl Chart {
                             @let at = y(vertical.place(*tick));
                             path.grid d={ "M0 " (at) "H" (WIDTH) } {}
                         }
-                        @for mark in &self.marks {
+                        @for mark in &marks {
                             @let at = x(horizontal.place(mark.step as f64));
                             path.event d={ "M" (at) " 0V" (HEIGHT) } {}
                         }
@@ -160,7 +162,7 @@ impl Chart {
                     @for tick in horizontal.ticks.iter().filter(|t| t.fract() == 0.0) {
                         span.x style={ "left:" (percent(horizontal.place(*tick))) } { (tick) }
                     }
-                    @for mark in &self.marks {
+                    @for mark in &marks {
                         span.mark style={ "left:" (percent(horizontal.place(mark.step as f64))) } title=(mark.words) {
                             (mark.sign)
                         }
@@ -170,6 +172,23 @@ impl Chart {
                 }
             }
         }
+    }
+
+    /// The marks, of which those that would overlap are one.
+    fn merged(&self, horizontal: &Axis) -> Vec<Mark> {
+        const APART: f64 = 0.025;
+        let mut marks: Vec<Mark> = Vec::new();
+        for mark in &self.marks {
+            let at = horizontal.place(mark.step as f64);
+            match marks.last_mut() {
+                Some(last) if (at - horizontal.place(last.step as f64)).abs() < APART => {
+                    last.words += "; ";
+                    last.words += &mark.words;
+                }
+                _ => marks.push(mark.clone()),
+            }
+        }
+        marks
     }
 
     fn legend(&self) -> Markup {

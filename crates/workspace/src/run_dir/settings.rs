@@ -20,10 +20,14 @@ impl DifferingSetting {
     }
 }
 
-/// A value as people read it: text without quotation marks.
+/// A value as people read it: text without quotation marks, and without the token of a relay. Pages and lists are shown
+/// to others.
 fn shown(value: &Value) -> String {
     match value {
-        Value::String(text) => text.clone(),
+        Value::String(text) => match text.split_once("?token=") {
+            Some((url, _)) => format!("{url}?token=…"),
+            None => text.clone(),
+        },
         value => value.to_string(),
     }
 }
@@ -103,6 +107,13 @@ mod tests {
                 "plan.scheduler: -, exact"
             ]
         );
+    }
+
+    #[test]
+    fn the_token_of_a_relay_is_not_shown() {
+        let job: Table = "network = { relay = \"http://relay.example.org:3340/?token=mfrggzdfmy\" }".parse().unwrap();
+        let shown = [("network.relay".to_owned(), "http://relay.example.org:3340/?token=…".to_owned())];
+        assert_eq!(settings(&job), shown);
     }
 
     /// `1` and `1.0` are values of two types, and a job's own file always has the same one for a key.
