@@ -7,7 +7,10 @@ function put(part, content) {
   const places = [...part.querySelectorAll(".scroll")].map(s => [s.scrollLeft, s.scrollTop]);
   const open = [...part.querySelectorAll("details")].map(d => d.open);
   const focused = [...part.querySelectorAll(reach)].indexOf(document.activeElement);
+  // Browsers tell of a focus that goes with its element, and then the cursor would leave.
+  const cursors = [...at];
   part.innerHTML = content;
+  cursors.forEach(([plot, step]) => at.set(plot, step));
   part.querySelectorAll(".scroll").forEach((s, i) => { if (places[i]) [s.scrollLeft, s.scrollTop] = places[i]; });
   part.querySelectorAll("details").forEach((d, i) => { d.open = open[i] ?? d.open; });
   if (focused >= 0) part.querySelectorAll(reach)[focused]?.focus({ preventScroll: true });
