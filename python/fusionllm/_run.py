@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import os
@@ -113,6 +114,26 @@ class Run:
 
         with tempfile.TemporaryDirectory() as directory:
             return load_file(self._export(directory))
+
+    def report(self) -> str:
+        """A page about the run, as HTML that needs no other file: curves, the cluster, a step, events.
+
+        Raises:
+            FusionError: There is no run here.
+        """
+        with tempfile.TemporaryDirectory() as directory:
+            page = Path(directory) / "report.html"
+            _program.run(["report", str(self.directory), "--output", str(page)], progress=False)
+            return page.read_text(encoding="utf-8")
+
+    def _repr_html_(self) -> str | None:
+        """The page, in a frame of its own, as notebooks show it. A directory without a run is shown as text."""
+        try:
+            page = html.escape(self.report())
+        except _program.FusionError:
+            return None
+        style, title = "width:100%;height:900px;border:0", html.escape(repr(self))
+        return f'<iframe srcdoc="{page}" title="{title}" style="{style}"></iframe>'
 
     def _read(self, name: str, when: str) -> str:
         """The text of a file that the program writes."""

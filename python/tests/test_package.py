@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import os
@@ -181,6 +182,17 @@ def test_runs_that_begin_at_once_do_not_meet() -> None:
 def test_weights_have_the_names_of_transformers() -> None:
     weights = fusionllm.train(TINY, peers=2, progress=False).weights()
     assert weights["transformer.wte.weight"].shape == (256, 8)
+
+
+@needs_program
+def test_a_notebook_shows_the_page_of_a_run() -> None:
+    run = fusionllm.train(TINY, peers=1, progress=False)
+    page = run.report()
+    assert page.startswith("<!DOCTYPE html>") and "One training step" in page
+    frame = run._repr_html_()
+    assert frame is not None and frame.count("<") == 2, "the page is escaped"
+    assert html.unescape(frame.split('srcdoc="')[1].split('"')[0]) == page
+    assert fusionllm.Run("nowhere")._repr_html_() is None
 
 
 @needs_program
