@@ -29,7 +29,9 @@ mod watch;
 use std::process::ExitCode;
 
 use clap::Parser;
+use clap::error::{ContextKind, ContextValue};
 use fusionllm_graph::units;
+use fusionllm_workspace::config::word_of_others;
 
 use crate::args::{Arguments, BackendCommand, Command, GraphCommand};
 use crate::failure::Failure;
@@ -41,6 +43,12 @@ fn main() -> ExitCode {
         // Clap breaks the lines of help texts, but not those of errors.
         Err(e) if e.use_stderr() => {
             output::complain(e.render().to_string().trim_end());
+            // Whoever comes from another trainer knows its options.
+            if let Some(ContextValue::String(option)) = e.get(ContextKind::InvalidArg)
+                && let Some(hint) = word_of_others(option.split('=').next().unwrap_or(option))
+            {
+                output::complain(format_args!("\nhint: {hint}"));
+            }
             return ExitCode::from(e.exit_code().clamp(1, 255) as u8);
         }
         Err(e) => e.exit(),

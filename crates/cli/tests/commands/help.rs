@@ -15,6 +15,7 @@ fn help() {
         &["join"],
         &["status"],
         &["runs"],
+        &["report"],
         &["kick"],
         &["invite"],
         &["revoke"],
@@ -40,6 +41,15 @@ fn help() {
     let wide: Vec<&str> = all.lines().filter(|line| line.chars().count() > 80).collect();
     assert!(wide.is_empty(), "{wide:#?}");
     assert_snapshot!(all);
+}
+
+/// Whoever comes from another trainer is told what its options are called here.
+#[test]
+fn options_of_other_trainers_lead_to_ours() {
+    for option in ["--nproc_per_node=4", "--num-processes"] {
+        let refused = call(Path::new("."), &["train", option]).failure(2, Path::new("."));
+        assert!(refused.contains("unexpected argument") && refused.contains("--peers says how many"), "{refused}");
+    }
 }
 
 #[test]

@@ -24,7 +24,7 @@ use data::ModelFacts;
 pub use model::{Family, ModelConfig};
 pub use network::Network;
 pub use networking::{Networking, parse_relay};
-pub use reader::JobError;
+pub use reader::{JobError, word_of_others};
 pub use sections::{Checkpointing, Choice, Decay, Eval, OptimizerConfig, Planning, Rule, Train};
 
 pub use quantity::{parse_period, parse_size};

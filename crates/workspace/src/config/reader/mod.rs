@@ -6,6 +6,7 @@
 mod numbers;
 mod text;
 mod tree;
+mod words;
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -16,6 +17,7 @@ use fusionllm_graph::Advice;
 pub(super) use text::{decode, read_text};
 use tree::{Item, Location};
 pub(super) use tree::{Json, NULL, Node, parse, parse_json};
+pub use words::word_of_others;
 
 /// An error in a settings file, with its place and a hint.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -44,16 +46,6 @@ impl Advice for JobError {
 
 /// The points of a curve, as pairs of numbers.
 pub(super) type Points = Vec<(f64, f64)>;
-
-/// Settings of other trainers, each with a hint.
-const OTHER_NAMES: [(&str, &str); 4] = [
-    ("train.gradient_accumulation", GRADIENT_ACCUMULATION),
-    ("train.gradient_accumulation_steps", GRADIENT_ACCUMULATION),
-    ("train.dtype", "write precision = \"bf16\" or precision = \"f32\""),
-    ("train.lr", "write it as lr in [train.optimizer]"),
-];
-const GRADIENT_ACCUMULATION: &str =
-    "gradients accumulate over batch / micro_batch micro-batches: set train.batch and train.micro_batch";
 
 /// The minimum Jaro-Winkler similarity of a name that is suggested.
 const MIN_LIKENESS: f64 = 0.7;
@@ -347,15 +339,16 @@ impl<'a> Section<'a> {
         let Some((key, node)) = unknown else { return Ok(()) };
         let (message, hint) = if !self.name.is_empty() {
             let message = format!("unknown setting `{key}` in [{}]", self.name);
-            let elsewhere = OTHER_NAMES.iter().find(|(name, _)| *name == self.full_name(key));
-            let suggestion = || suggest_name(key, &asked, &format!("[{}] takes", self.name));
-            (message, elsewhere.map_or_else(suggestion, |(_, hint)| (*hint).to_owned()))
+            (message, suggest_name(key, &asked, &format!("[{}] takes", self.name)))
         } else if let Item::Table(_) = node.item {
             (format!("unknown section `{key}`"), suggest_name(key, &asked, "the sections are"))
         } else {
             let hint = format!("put it below its section's header; the sections are {}", asked.join(", "));
             (format!("the setting `{key}` stands outside the sections"), hint)
         };
+        // A word may be ours, too, and not taken here: another optimizer has it.
+        let ours = format!("`{}`", self.full_name(key));
+        let hint = word_of_others(key).filter(|hint| !hint.contains(&ours)).map_or(hint, str::to_owned);
         Err(JobError::new(&node.key_location, message, hint))
     }
 }

@@ -97,7 +97,7 @@ fn errors_in_names() {
     ");
     assert_snapshot!(error("[train.optimizer]\nlearning_rate = 1"), @r"
     job.toml:2:1: unknown setting `learning_rate` in [train.optimizer]
-    hint: did you mean `lr`? [train.optimizer] takes name, betas, eps, lr, min_lr, weight_decay, clip, warmup, decay, decay_steps
+    hint: here it is `train.optimizer.lr`
     ");
     assert_snapshot!(error("[train]\noptimizer = { name = \"sgd\", betas = [0.9, 0.99] }"), @r"
     job.toml:2:29: unknown setting `betas` in [train.optimizer]
@@ -129,8 +129,8 @@ fn errors_in_names() {
 #[test]
 fn names_of_other_trainers_are_translated() {
     let hint = |text: &str| job(text).unwrap_err().hint;
-    assert_snapshot!(hint("[train]\ngradient_accumulation = 4"), @"gradients accumulate over batch / micro_batch micro-batches: set train.batch and train.micro_batch");
-    assert_snapshot!(hint("[train]\ndtype = \"bf16\""), @r#"write precision = "bf16" or precision = "f32""#);
+    assert_snapshot!(hint("[train]\ngradient_accumulation = 4"), @"gradients accumulate over batch / micro_batch micro-batches: set `train.batch` and `train.micro_batch`");
+    assert_snapshot!(hint("[train]\ndtype = \"bf16\""), @r#"here it is `train.precision`, "bf16" or "f32""#);
     assert_snapshot!(hint("[train]\nmicro_batch = \"four\""), @r#"it must be a whole number of at least 1, or micro_batch = "auto", with which the planner chooses"#);
 }
 
