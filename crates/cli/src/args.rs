@@ -39,6 +39,8 @@ pub(crate) enum Command {
     Join(JoinArgs),
     /// Show how a run is doing: its phase, steps, members and interruptions.
     Status(StatusArgs),
+    /// Show the page of a run, here or elsewhere, while it trains or when it is over.
+    Dashboard(DashboardArgs),
     /// Write a page about a run, or about several side by side: curves, the cluster, a step, events.
     Report(ReportArgs),
     /// List runs: steps, losses, times, and the settings in which they differ.
@@ -220,6 +222,17 @@ pub(crate) struct StatusArgs {
     /// Show the status again each second, until the run ends or Ctrl-C. With --json, each is an object on a line.
     #[arg(long)]
     pub(crate) watch: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DashboardArgs {
+    /// A run directory, an owner's ticket, or `-` for such a ticket on standard input.
+    pub(crate) run: String,
+
+    /// Serve the page at this address, unless the run's broker serves it on this machine; any but a loopback one needs
+    /// the token that is printed [default: 127.0.0.1:8800, or another port that is free].
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) dashboard: Option<SocketAddr>,
 }
 
 #[derive(Debug, Args)]

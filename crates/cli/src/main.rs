@@ -92,6 +92,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Broker(broker) => train::broker(broker, arguments.json),
         Command::Join(join) => join::join(join, arguments.json),
         Command::Status(args) => owner::status(&args, arguments.json),
+        Command::Dashboard(args) => owner::dashboard(&args, arguments.json),
         Command::Report(args) => page::report(&args, arguments.json),
         Command::Runs(args) => runs::runs(&args, arguments.json),
         Command::Kick(args) => owner::kick(&args, arguments.json),

@@ -1,11 +1,12 @@
-//! `status`, `kick`, `invite`, `revoke` and `identity`: what the owner of a run and its joiners do besides training.
+//! `status`, `dashboard`, `kick`, `invite`, `revoke` and `identity`: what the owner of a run and its joiners do besides training.
 
 use std::io::Read;
 use std::path::Path;
 
-use fusionllm_node::owner::{OwnedRun, public_key};
+use fusionllm_node::interrupted;
+use fusionllm_node::owner::{OwnedRun, RunPage, public_key};
 
-use crate::args::{IdentityArgs, InviteArgs, KickArgs, RevokeArgs, StatusArgs};
+use crate::args::{DashboardArgs, IdentityArgs, InviteArgs, KickArgs, RevokeArgs, StatusArgs};
 use crate::failure::Failure;
 use crate::output::{print, print_json};
 use crate::status::{object, text};
@@ -37,6 +38,27 @@ pub(crate) fn status(args: &StatusArgs, json: bool) -> Result<(), Failure> {
         found if json => print_json(&object(&found)?),
         found => print(&text(&found, Path::new(&args.run))),
     }
+}
+
+/// Shows where the page of a run is, and serves it if its broker does not.
+pub(crate) fn dashboard(args: &DashboardArgs, json: bool) -> Result<(), Failure> {
+    let run = owned(&args.run)?;
+    runtime()?.block_on(async {
+        let page = run.page(args.dashboard).await?;
+        let interrupted = interrupted()?;
+        let (url, end) = match &page {
+            RunPage::AtBroker(url) => (url, ""),
+            RunPage::Here(served) => (&served.url, " (Ctrl-C ends it)"),
+        };
+        match json {
+            true => print_json(&serde_json::json!({ "address": url }))?,
+            false => print(&format!("the run's page: {url}{end}\n"))?,
+        }
+        if let RunPage::Here(_) = page {
+            interrupted.await;
+        }
+        Ok(())
+    })
 }
 
 /// Puts a member out of a run.

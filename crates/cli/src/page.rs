@@ -1,9 +1,7 @@
 //! `report`: a page about runs.
 
-use std::path::Path;
-
 use fusionllm_events::Timed;
-use fusionllm_view::page::{self, Prediction, RunView};
+use fusionllm_view::page::{self, Recorded, RunView};
 use fusionllm_workspace::run_dir::RunRecord;
 
 use crate::args::ReportArgs;
@@ -11,47 +9,15 @@ use crate::failure::Failure;
 use crate::output::{complain, print, print_json};
 use crate::units::{bytes, counted};
 
-/// A run with what its page needs besides.
-struct Run {
-    name: String,
-    record: RunRecord,
-    validations: Vec<(u64, Option<f64>)>,
-    prediction: Option<Prediction>,
-}
-
-impl Run {
-    fn read(directory: &Path) -> Result<Self, Failure> {
-        let record = RunRecord::read(directory)?;
-        let name = directory.display().to_string();
-        let validations = page::validations(&record.metrics);
-        Ok(Self { prediction: prediction(&record, &name), validations, record, name })
-    }
-
-    fn view<'a>(&'a self, events: &'a [&'a Timed]) -> RunView<'a> {
-        RunView {
-            name: &self.name,
-            job: &self.record.job,
-            metrics: &self.record.metrics,
-            validations: &self.validations,
-            events,
-            prediction: self.prediction.as_ref(),
-            last_step: self.record.last_step.as_ref(),
-            summary: self.record.summary.as_ref(),
-            status: None,
-        }
-    }
-}
-
-/// The prediction for a run's plan. The page does without it if the plan is one of another version.
-fn prediction(record: &RunRecord, name: &str) -> Option<Prediction> {
-    let read = Prediction::read(record.plan.as_ref()?);
-    read.inspect_err(|e| complain(format_args!("{name}: the page has no prediction: {e}"))).ok().flatten()
-}
-
 /// Writes the page.
 pub(crate) fn report(args: &ReportArgs, json: bool) -> Result<(), Failure> {
-    let runs = args.runs.iter().map(|run| Run::read(run)).collect::<Result<Vec<_>, _>>()?;
-    let events: Vec<Vec<&Timed>> = runs.iter().map(|run| run.record.events.iter().collect()).collect();
+    let runs = args.runs.iter().map(|run| RunRecord::read(run).map(Recorded::new)).collect::<Result<Vec<_>, _>>()?;
+    for Recorded { name, prediction, .. } in &runs {
+        if let Err(e) = prediction {
+            complain(format_args!("{name}: the page has no prediction: {e}"));
+        }
+    }
+    let events: Vec<Vec<&Timed>> = runs.iter().map(Recorded::events).collect();
     let views: Vec<RunView<'_>> = runs.iter().zip(&events).map(|(run, events)| run.view(events)).collect();
     let page = page::report(&views);
     let path = args.output.display();

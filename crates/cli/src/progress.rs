@@ -215,7 +215,7 @@ impl Observer for Progress {
     }
 
     fn dashboard(&mut self, url: &str) {
-        self.say(format!("the run's page: {url}"));
+        self.tell(format!("the run's page: {url}"));
     }
 
     fn invite(&mut self, ticket: &Ticket) {

@@ -170,7 +170,7 @@ async fn viewers_follow_a_run_to_its_end() {
 
         let request = format!("GET /events HTTP/1.1\r\nHost: {}\r\n\r\n", scene.addr);
         let (mut stream, mut text) = (scene.send(&request).await, String::new());
-        read_until(&mut stream, &mut text, "event: status\n").await;
+        read_until(&mut stream, &mut text, "event: now\n").await;
         assert!(text.to_lowercase().contains("content-type: text/event-stream\r\n"), "{text}");
         assert!(text.contains("retry: 2000\n"), "{text}");
 
@@ -186,10 +186,10 @@ async fn viewers_follow_a_run_to_its_end() {
             while stream.read(&mut [0; 256]).await.unwrap() > 0 {}
         };
         tokio::join!(scene.join(), watching);
-        assert!(text.contains("<p>step 3: loss "), "{text}");
-        // The name comes to the page as text, line by line.
+        assert!(text.contains("<dt>Step</dt><dd>3</dd>"), "{text}");
+        // The name comes to the page as text.
         assert!(!text.contains("<img"), "{text}");
-        assert!(text.contains("data: <li>&lt;img src=x onerror=&quot;alert(1)&quot;&gt;&amp;&#39; joined"), "{text}");
+        assert!(text.contains("&lt;img src=x onerror=&quot;alert(1)&quot;&gt;&amp;' joined"), "{text}");
 
         let figures = figures.unwrap();
         assert_eq!(figures.header("content-type"), "text/plain; version=0.0.4; charset=utf-8");
@@ -317,7 +317,7 @@ async fn visitors_have_bounds() {
         let _ = late.read_to_end(&mut answer).await;
         assert_eq!(answer, b"");
         let (mut first, mut text) = (viewers.swap_remove(0), String::new());
-        read_until(&mut first, &mut text, "event: status\n").await;
+        read_until(&mut first, &mut text, "event: now\n").await;
     })
     .await;
 }

@@ -112,7 +112,9 @@ fn messages_round_trip() {
         secret: [9; 16],
         question: Question::Kick { name: "a".into() },
     }));
+    round_trip(FromPeer::Ask(Request { version: VERSION, secret: [9; 16], question: Question::Page }));
     round_trip(Answer::Refused { reason: "no".into() });
+    round_trip(Answer::Page { parts: vec![("now".into(), "<p>a</p>".into())], is_last: true });
     for m in [
         ToPeer::Refused { reason: "full".into() },
         ToPeer::Compute(ComputeCommand::Run { pass: 4, version: 2, kind: PassKind::Train, step: 3, inspect: true }),
@@ -163,7 +165,7 @@ fn an_assignment_round_trips() {
 
 /// Postcard writes variants and numbers as variable-length integers. Another layout needs another version.
 #[test]
-fn the_layout_of_version_18() {
+fn the_layout_of_version_19() {
     let bytes = |m: &ToPeer| encode(m).unwrap();
     let run =
         ToPeer::Compute(ComputeCommand::Run { pass: 300, version: 7, kind: PassKind::Train, step: 2, inspect: true });
@@ -177,7 +179,8 @@ fn the_layout_of_version_18() {
     assert_eq!(bytes(&ToPeer::Measure { programs: Vec::new() }), [2, 0]);
     let load = BulkHeader::Load { generation: 2, key: TensorKey::value("w"), dtype: DType::F32 };
     assert_eq!(encode(&load).unwrap(), [1, 2, 1, b'w', 0, 1]);
-    assert_eq!(VERSION, 18);
+    assert_eq!(encode(&Question::Page).unwrap(), [4]);
+    assert_eq!(VERSION, 19);
 }
 
 /// A joiner of another version reads why it is refused, although its hello has other fields.

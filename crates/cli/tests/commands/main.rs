@@ -3,6 +3,7 @@
 
 mod bad_files;
 mod bad_input;
+mod dashboard;
 mod examples;
 mod graph;
 mod help;

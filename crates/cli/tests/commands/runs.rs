@@ -67,7 +67,7 @@ fn a_run_that_is_over_is_watched_once() {
 }
 
 /// A run that goes on until this is dropped.
-struct Endless {
+pub(crate) struct Endless {
     train: Child,
     /// Reads what the run says, since whoever writes must be read.
     reader: Option<JoinHandle<usize>>,
@@ -75,10 +75,10 @@ struct Endless {
 
 impl Endless {
     /// Starts the run, and waits for its first step.
-    fn start(directory: &Path) -> Self {
+    pub(crate) fn start(directory: &Path, more: &[&str]) -> Self {
         let train =
             ["train", "--steps=1000000", "--peers=2", "--run-dir=run", "--set=eval.every=0", "-v", "--tethered"];
-        let mut train = command(directory, &[&train[..], &TINY].concat());
+        let mut train = command(directory, &[&train[..], &TINY, more].concat());
         train.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut train = train.spawn().unwrap();
         let mut said = BufReader::new(train.stderr.take().unwrap()).lines().map(Result::unwrap);
@@ -86,8 +86,13 @@ impl Endless {
         Self { train, reader: Some(std::thread::spawn(move || said.count())) }
     }
 
+    /// Kills the broker, and its peers with it.
+    pub(crate) fn kill(&mut self) {
+        self.train.kill().unwrap();
+    }
+
     /// Asks the run to stop.
-    fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         drop(self.train.stdin.take());
     }
 }
@@ -104,7 +109,7 @@ impl Drop for Endless {
 #[test]
 fn a_run_is_watched_until_it_ends() {
     let dir = tempfile::tempdir().unwrap();
-    let mut run = Endless::start(dir.path());
+    let mut run = Endless::start(dir.path(), &[]);
     let mut watch =
         command(dir.path(), &["status", "run", "--watch", "--json"]).stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(watch.stdout.take().unwrap()).lines();
@@ -156,7 +161,7 @@ fn no_line_is_wider_than_a_terminal() {
 #[test]
 fn a_watch_leaves_the_terminal_as_it_was() {
     let dir = tempfile::tempdir().unwrap();
-    let _run = Endless::start(dir.path());
+    let _run = Endless::start(dir.path(), &[]);
     let mut script = on_terminal(dir.path(), &["status", "run", "--watch"]).spawn().unwrap();
     let (mut keys, mut screen) = (script.stdin.take().unwrap(), script.stdout.take().unwrap());
     let mut shown = Vec::new();

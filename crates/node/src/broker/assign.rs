@@ -17,7 +17,7 @@ use super::codec_updates::CodecAdvisor;
 use super::conductor::Conductor;
 use super::entry::Incoming;
 use super::evaluation::{Evaluation, HeldOut};
-use super::generation::{Generation, Loading, Peer, inputs};
+use super::generation::{Generation, Loading, Peer, inputs, sends};
 use super::origin::Contents;
 use super::planner::Proposal;
 use crate::NodeError;
@@ -88,7 +88,8 @@ impl Conductor<'_> {
             backend: known.map(|m| m.backend.clone()).unwrap_or_default(),
             device: known.map(|m| m.device.clone()).unwrap_or_default(),
             inputs: PerPass { train: inputs(&assignment.train), eval: inputs(&assignment.eval) },
-            train: assignment.train.clone(),
+            operators: assignment.train.nodes.len(),
+            sends: sends(&assignment.train),
             latency_s: 0.0,
         }
     }

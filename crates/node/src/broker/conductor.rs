@@ -13,6 +13,7 @@ use fusionllm_protocol::{
     ToPeer, TrainingProgress, decode, encode,
 };
 use fusionllm_transport::{Connection, Lanes, PeerAddr, Ticket};
+use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::time::MissedTickBehavior;
 
@@ -28,7 +29,7 @@ use super::planner::{PlannerThread, Proposal, Request};
 use super::records::{DiskNews, KeeperEvent, Store};
 use crate::NodeError;
 use crate::machine::interrupts::Stop;
-use crate::web::Look;
+use crate::web::{Look, Site};
 
 /// The time between two ticks of the state machine.
 const TICK: Duration = Duration::from_millis(250);
@@ -50,6 +51,10 @@ pub(super) struct Conductor<'a> {
     pub(super) children: Option<usize>,
     pub(super) known: KnownKeys,
     pub(super) visitors: Visitors,
+    /// The drawings of the run's page.
+    pub(super) site: Arc<Site>,
+    /// Places for owners who watch it.
+    pub(super) owners: Arc<Semaphore>,
     /// The peers' first ticket. Others differ in their secret and limits.
     pub(super) ticket: Ticket,
     pub(super) store: &'a mut Store,

@@ -39,8 +39,10 @@ pub(super) struct Peer {
     pub(super) device: String,
     /// Seconds that a message from the broker is on its way, where that is known.
     pub(super) latency_s: f64,
-    /// The training program.
-    pub(super) train: Program,
+    /// Operators of the training program.
+    pub(super) operators: usize,
+    /// Bytes of the tensors that the training program sends to each peer, before any codec.
+    pub(super) sends: BTreeMap<PeerId, u64>,
     /// The inputs that it reads.
     pub(super) inputs: PerPass<Vec<PeerInput>>,
 }
@@ -77,10 +79,10 @@ impl Generation {
             name: p.name.clone(),
             backend: p.backend.clone(),
             device: p.device.clone(),
-            operators: p.train.nodes.len(),
+            operators: p.operators,
             predicted: loads.get(i).copied(),
             latency_s: p.latency_s,
-            sends: sends(&p.train),
+            sends: p.sends.clone(),
         };
         self.peers.iter().enumerate().map(facts).collect()
     }
@@ -98,7 +100,7 @@ pub(super) fn inputs(program: &Program) -> Vec<PeerInput> {
 }
 
 /// Bytes of the tensors that a program sends to each peer, before any codec.
-fn sends(program: &Program) -> BTreeMap<PeerId, u64> {
+pub(super) fn sends(program: &Program) -> BTreeMap<PeerId, u64> {
     let mut sends = BTreeMap::new();
     for (tensor, to) in program.sends() {
         *sends.entry(to).or_default() += program.bytes(tensor);

@@ -40,17 +40,18 @@ use local::{Children, LocalPeers};
 pub use observer::Observer;
 pub use options::{BrokerOptions, Entry, LocalPeer, Peers};
 use origin::Origin;
+use owner::MAX_OWNERS;
 use planner::PlannerThread;
 pub use records::Resume;
 use records::{Identity, Left, Store, Subject, check, checkpoints_under_way, read_atlas};
 #[cfg(feature = "decoders")]
 pub(crate) use records::{reads_key, reads_state};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 
 use crate::NodeError;
 use crate::keys::allowed;
 use crate::machine::interrupts::{self, Interrupts};
-use crate::web::{Listening, Server};
+use crate::web::{Listening, Page, Site};
 
 /// Conducts a run from the first joiner to the last step.
 ///
@@ -124,16 +125,15 @@ pub async fn conduct(
             observer.event(&opened);
             observer.opened(store.directory());
             early.into_iter().chain([opened]).for_each(|event| store.tell(event));
-            let page = page.map(|page| serve(page, &mut store, &events, observer));
+            let page = start_page(page, &mut store, &events, observer);
             let of_run = (endpoint.clone(), identity);
             let origin = Arc::new(origin);
-            let preparation = Preparation { job, data, under_way, feeds, origin, of_run, entry, allowed, left };
+            let site = page.site().clone();
+            let preparation = Preparation { job, data, under_way, feeds, origin, of_run, entry, allowed, left, site };
             let result = preparation.conduct(&peers, course, &mut store, (events, incoming), observer).await;
-            if let Some(page) = page {
-                page.stop().await;
-                // The file leads nowhere, but the run has its result.
-                let _ = store.remove_dashboard();
-            }
+            page.stop().await;
+            // The file leads nowhere, but the run has its result.
+            let _ = store.remove_dashboard();
             let forgotten = if is_suspended(&result) { Ok(()) } else { store.forget_state() };
             let result = forgotten.and(result).map_err(|e| store.with_safe_step(e));
             let reason = result.as_ref().err().map(Advice::one_line).unwrap_or_default();
@@ -148,24 +148,25 @@ pub async fn conduct(
     result
 }
 
-/// Serves the run's page, and says where.
-fn serve(
-    page: Listening,
+/// Has the run's page drawn for those who watch. If it is served, people are told where.
+fn start_page(
+    at: Option<Listening>,
     store: &mut Store,
     events: &mpsc::UnboundedSender<Incoming>,
     observer: &mut dyn Observer,
-) -> Server {
-    let url = page.url();
-    observer.dashboard(&url);
-    if let Err(e) = store.write_dashboard(&url) {
-        let event = Event::note(format!("other commands do not find the run's page: {}", e.one_line()));
-        observer.event(&event);
-        store.tell(event);
+) -> Page {
+    if let Some(url) = at.as_ref().map(Listening::url) {
+        observer.dashboard(&url);
+        if let Err(e) = store.write_dashboard(&url) {
+            let event = Event::note(format!("other commands do not find the run's page: {}", e.one_line()));
+            observer.event(&event);
+            store.tell(event);
+        }
     }
     let events = events.clone();
     // The run may be over.
     let ask = move |answer| drop(events.send(Incoming::Look(answer)));
-    Server::start(page, store.board().clone(), Box::new(ask))
+    Page::start(store.board().clone(), Box::new(ask), at)
 }
 
 /// Whether members keep what they have, for a broker that goes on with the run.
@@ -216,6 +217,7 @@ struct Preparation {
     allowed: Option<BTreeSet<PeerKey>>,
     /// The state that an earlier broker left.
     left: Option<Left>,
+    site: Arc<Site>,
 }
 
 impl Preparation {
@@ -227,7 +229,8 @@ impl Preparation {
         (events, mut incoming): (mpsc::UnboundedSender<Incoming>, mpsc::UnboundedReceiver<Incoming>),
         observer: &mut dyn Observer,
     ) -> Result<TrainingProgress, NodeError> {
-        let Self { job, data, under_way, feeds, origin, of_run: (endpoint, identity), entry, allowed, left } = self;
+        let Self { job, data, under_way, feeds, origin, of_run, entry, allowed, left, site } = self;
+        let (endpoint, identity) = of_run;
         let admission = match &left {
             Some(left) => renewed(left.run.admission(), &entry, allowed)?,
             None => admission(&identity, &entry, allowed)?,
@@ -289,6 +292,8 @@ impl Preparation {
             children: (!matches!(peers, Peers::Joiners(_))).then_some(local.len()),
             known,
             visitors: Visitors::new(),
+            site,
+            owners: Arc::new(Semaphore::new(MAX_OWNERS)),
             ticket,
             store,
             observer,

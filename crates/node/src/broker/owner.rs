@@ -1,26 +1,74 @@
 //! Answers the run's owner, who is no member.
 
-use std::sync::PoisonError;
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
 
 use fusionllm_events::Event;
 use fusionllm_graph::units::counted;
 use fusionllm_protocol::{
-    Action, Answer, IncidentStatus, MAX_LISTED, Question, Request, RunStatus, TicketRole, VERSION, other_version,
+    Action, Answer, IncidentStatus, MAX_CONTROL_BYTES, MAX_LISTED, Question, Request, RunStatus, TicketRole, VERSION,
+    other_version,
 };
 use fusionllm_transport::{Connection, Lanes, PeerKey};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::entry::{invite, part};
 use crate::broker::conductor::Conductor;
 use crate::broker::generation::Generation;
 use crate::broker::records::PeerFacts;
-use crate::web::Look;
+use crate::web::{Look, Viewer};
 use crate::{NodeError, net};
 
 /// Sends the answer, and closes the connection once it is read.
 async fn reply(connection: Connection, lanes: Lanes, answer: Answer) {
     if net::send_control(&connection, &answer).await.is_ok() {
         part(connection, lanes).await;
+    }
+}
+
+/// The most owners that watch the run's page at once. Each takes a share of the broker's line.
+pub(super) const MAX_OWNERS: usize = 16;
+
+/// The least time between two pages for an owner.
+const PAGE_EVERY: Duration = Duration::from_secs(1);
+
+/// The bytes of a message that are left for all but the HTML of a page.
+const NOT_HTML: u64 = 4096;
+
+/// Sends the run's page to its owner, and then what changes, until the run is over or the owner hangs up.
+async fn show(connection: Connection, lanes: Lanes, mut viewer: Viewer, place: OwnedSemaphorePermit) {
+    let mut has = BTreeMap::new();
+    let mut sent: Option<Instant> = None;
+    loop {
+        let drawing = tokio::select! {
+            _ = connection.closed() => return,
+            drawing = async { if sent.is_none() { viewer.fresh().await } else { viewer.next().await } } => drawing,
+        };
+        let Some(drawing) = drawing else { continue };
+        let is_last = drawing.is_last;
+        if !is_last && sent.is_some_and(|when| when.elapsed() < PAGE_EVERY) {
+            continue;
+        }
+        sent = Some(Instant::now());
+        let is_new = |(name, html): &&(&'static str, Arc<str>)| has.get(name) != Some(html);
+        let news: Vec<_> = drawing.parts.iter().filter(is_new).cloned().collect();
+        let parts: Vec<_> = news.iter().map(|(name, html)| ((*name).to_owned(), html.to_string())).collect();
+        if parts.iter().map(|(_, html)| html.len() as u64).sum::<u64>() > MAX_CONTROL_BYTES - NOT_HTML {
+            let reason = "the run's page is too large to be sent".to_owned();
+            return reply(connection, lanes, Answer::Refused { reason }).await;
+        }
+        has.extend(news);
+        // A page without news says that the broker is there.
+        let page = Answer::Page { parts, is_last };
+        if is_last {
+            reply(connection, lanes, page).await;
+            // Until then, the end of the run waits for this viewer.
+            return drop((viewer, place));
+        }
+        if net::send_control(&connection, &page).await.is_err() {
+            return;
+        }
     }
 }
 
@@ -34,7 +82,7 @@ impl Conductor<'_> {
     ) -> Result<Vec<Action>, NodeError> {
         let mut actions = Vec::new();
         // The owner's decision has to outlive this broker.
-        let decides = !matches!(request.question, Question::Status);
+        let decides = !matches!(request.question, Question::Status | Question::Page);
         let answer = match self.permit(&request) {
             Ok(()) => match request.question {
                 Question::Status => Answer::Status(Box::new(self.status(&self.facts()))),
@@ -61,6 +109,13 @@ impl Conductor<'_> {
                         Err(reason) => Answer::Refused { reason },
                     }
                 }
+                Question::Page => match self.owners.clone().try_acquire_owned() {
+                    Ok(place) => {
+                        tokio::spawn(show(connection, lanes, Viewer::new(&self.site), place));
+                        return Ok(actions);
+                    }
+                    Err(_) => Answer::Refused { reason: "too many watch the run's page through its broker".into() },
+                },
             },
             Err(reason) => {
                 self.tell(Event::TurnedAway { reason: reason.clone() });

@@ -7,11 +7,14 @@ use std::time::Duration;
 
 use fusionllm_protocol::{Answer, FromPeer, Question, Request, VERSION};
 pub use fusionllm_protocol::{IncidentStatus, MemberStatus, RunPhase, RunStatus, Standing};
-use fusionllm_transport::{Allowed, ConnectError, DisconnectReason, Endpoint, EndpointOptions, Ticket};
+use fusionllm_transport::{
+    Allowed, ConnectError, Connection, DisconnectReason, Endpoint, EndpointOptions, Lanes, Ticket,
+};
 use fusionllm_workspace::checkpoint::Checkpoints;
 use fusionllm_workspace::run_dir::{RunFiles, read_metrics, read_owner_ticket};
 use serde::Serialize;
 
+pub use super::page::{RunPage, Served};
 use crate::NodeError;
 use crate::keys;
 use crate::net;
@@ -21,14 +24,14 @@ use crate::net::reach::reach;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The time in which the broker has to answer. It may be writing to a slow disk.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A run, as its owner names it.
 #[derive(Debug, Clone)]
 pub struct OwnedRun {
-    directory: Option<PathBuf>,
+    pub(super) directory: Option<PathBuf>,
     /// The owner's ticket; `None` if the directory has none, because the run is over.
-    ticket: Option<Ticket>,
+    pub(super) ticket: Option<Ticket>,
 }
 
 /// The state of a run, as it was found.
@@ -155,7 +158,7 @@ impl OwnedRun {
     }
 }
 
-fn unexpected(answer: &Answer) -> NodeError {
+pub(super) fn unexpected(answer: &Answer) -> NodeError {
     match answer {
         Answer::Refused { reason } => NodeError::Denied(net::printable(reason)),
         _ => NodeError::Protocol("the broker answered another question".into()),
@@ -164,24 +167,48 @@ fn unexpected(answer: &Answer) -> NodeError {
 
 /// Asks one question, on a connection of its own.
 async fn ask(ticket: &Ticket, question: Question) -> Result<Answer, NodeError> {
+    let endpoint = endpoint().await?;
+    let answer = tokio::time::timeout(CONNECT_TIMEOUT + ANSWER_TIMEOUT, exchange(&endpoint, ticket, question)).await;
+    let answer = answer.unwrap_or_else(|_| Err(late()));
+    close(&endpoint, &answer).await;
+    answer
+}
+
+/// An endpoint that asks a broker, and that nobody connects to.
+pub(super) async fn endpoint() -> Result<Endpoint, NodeError> {
     let options = EndpointOptions {
         allowed: Allowed::Only(std::collections::BTreeSet::new()),
         connect_timeout: CONNECT_TIMEOUT,
         ..EndpointOptions::new()
     };
-    let endpoint = Endpoint::bind(options).await?;
-    let answer = tokio::time::timeout(CONNECT_TIMEOUT + ANSWER_TIMEOUT, exchange(&endpoint, ticket, question)).await;
-    let late = || Err(NodeError::Network(format!("the broker did not answer within {ANSWER_TIMEOUT:?}")));
-    let answer = answer.unwrap_or_else(|_| late());
-    // A broker that was not reached need not hear of the end.
-    if !matches!(answer, Err(NodeError::BrokerUnreachable(_))) {
+    Ok(Endpoint::bind(options).await?)
+}
+
+/// Closes the endpoint after this result. A broker that was not reached need not hear of the end.
+pub(super) async fn close<T>(endpoint: &Endpoint, result: &Result<T, NodeError>) {
+    if !matches!(result, Err(NodeError::BrokerUnreachable(_))) {
         endpoint.close("").await;
     }
-    answer
+}
+
+pub(super) fn late() -> NodeError {
+    NodeError::Network(format!("the broker did not answer within {ANSWER_TIMEOUT:?}"))
 }
 
 async fn exchange(endpoint: &Endpoint, ticket: &Ticket, question: Question) -> Result<Answer, NodeError> {
-    let (connection, mut lanes) = reach(endpoint, &ticket.addr, |_| ()).await.map_err(|e| match e {
+    let (connection, mut lanes) = request(endpoint, ticket, question).await?;
+    let answer = answer(&mut lanes).await;
+    connection.close("");
+    answer
+}
+
+/// Connects to the broker, and asks the question.
+pub(super) async fn request(
+    endpoint: &Endpoint,
+    ticket: &Ticket,
+    question: Question,
+) -> Result<(Connection, Lanes), NodeError> {
+    let (connection, lanes) = reach(endpoint, &ticket.addr, |_| ()).await.map_err(|e| match e {
         // Only these errors mean that nobody is there.
         NodeError::BrokerUnreachable(
             e @ (ConnectError::NobodyListens(_)
@@ -194,9 +221,12 @@ async fn exchange(endpoint: &Endpoint, ticket: &Ticket, question: Question) -> R
     })?;
     let request = Request { version: VERSION, secret: *ticket.secret.as_bytes(), question };
     net::send_control(&connection, &FromPeer::Ask(request)).await?;
-    let answer = net::next_control(&mut lanes.control).await;
-    connection.close("");
-    match answer {
+    Ok((connection, lanes))
+}
+
+/// Waits for the next answer.
+pub(super) async fn answer(lanes: &mut Lanes) -> Result<Answer, NodeError> {
+    match net::next_control(&mut lanes.control).await {
         Ok(Some(answer)) => Ok(answer),
         Ok(None) => Err(NodeError::Protocol("the broker did not answer".into())),
         Err(NodeError::Lost(DisconnectReason::ClosedByPeer(reason))) => Err(NodeError::Denied(format!(

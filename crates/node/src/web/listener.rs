@@ -50,17 +50,25 @@ impl Listening {
     ///
     /// The address that the user gave cannot be listened at.
     pub(crate) async fn open(at: Dashboard) -> Result<Option<Result<Self, String>>, NodeError> {
-        let addr = match at {
-            Dashboard::Off => return Ok(None),
-            Dashboard::At(addr) => addr,
-            Dashboard::Local => return Ok(Some(Self::local().await)),
-        };
-        let fail = |source| NodeError::Dashboard { addr, source };
-        let socket = TcpListener::bind(addr).await.map_err(fail)?;
-        Self::new(socket).map(Ok).map(Some).map_err(fail)
+        Ok(match at {
+            Dashboard::Off => None,
+            Dashboard::At(addr) => Some(Ok(Self::at(addr).await?)),
+            Dashboard::Local => Some(Self::local().await),
+        })
     }
 
-    async fn local() -> Result<Self, String> {
+    /// Opens the port that the user named.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be listened at.
+    pub(crate) async fn at(addr: SocketAddr) -> Result<Self, NodeError> {
+        let opened = TcpListener::bind(addr).await.and_then(Self::new);
+        opened.map_err(|source| NodeError::Dashboard { addr, source })
+    }
+
+    /// Opens a port on loopback. The error is a sentence.
+    pub(crate) async fn local() -> Result<Self, String> {
         let host = IpAddr::V4(Ipv4Addr::LOCALHOST);
         for port in PORTS {
             if let Ok(listening) = TcpListener::bind((host, port)).await.and_then(Self::new) {
@@ -68,7 +76,7 @@ impl Listening {
             }
         }
         let any = TcpListener::bind((host, 0)).await.and_then(Self::new);
-        any.map_err(|e| format!("this run has no page, because no port of this machine can be listened at: {e}"))
+        any.map_err(|e| format!("there is no page, because no port of this machine can be listened at: {e}"))
     }
 
     fn new(socket: TcpListener) -> std::io::Result<Self> {

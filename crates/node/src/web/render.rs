@@ -1,6 +1,5 @@
 //! Draws a board as a page.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,14 +7,11 @@ use fusionllm_events::{StepMetrics, Timed};
 use fusionllm_view::page::{self, Prediction, RunView};
 
 use super::board::Board;
+use super::site::Parts;
 
-/// A drawing of a board.
-pub(crate) struct Published {
-    /// The whole document. Its script has the nonce that was given, and replaces the content of the element whose `id` is
-    /// the name of a fragment by that fragment.
-    pub(crate) page: Arc<str>,
-    /// The parts that change. Viewers are sent those that differ from the ones that they have.
-    pub(crate) fragments: BTreeMap<&'static str, Arc<str>>,
+/// The parts of a run's page.
+pub(crate) fn parts(view: &RunView<'_>) -> Parts {
+    page::parts(view).into_iter().map(|(name, html)| (name, html.into_string().into())).collect()
 }
 
 /// The least time between two predictions. Each takes many simulations, and a run may change its codecs often.
@@ -32,8 +28,8 @@ pub(crate) struct Painter {
 }
 
 impl Painter {
-    /// Draws a board. The page's script is allowed by `nonce`, which nobody can guess.
-    pub(crate) fn render(&mut self, board: &Board, nonce: &str) -> Published {
+    /// Draws a board.
+    pub(crate) fn render(&mut self, board: &Board) -> Parts {
         self.read(board);
         let steps: Vec<StepMetrics> = board.steps.iter().cloned().collect();
         let validations: Vec<(u64, Option<f64>)> = board.validations.iter().map(|v| (v.0, v.1)).collect();
@@ -50,10 +46,7 @@ impl Painter {
             summary: look.and_then(|look| look.summary.as_ref()),
             status: look.map(|look| &look.status),
         };
-        let parts = page::parts(&view);
-        let page = page::live(&view, &parts, nonce).into();
-        let fragments = parts.into_iter().map(|(name, html)| (name, html.into_string().into())).collect();
-        Published { page, fragments }
+        parts(&view)
     }
 
     /// Reads the plan and the job, if they have changed.

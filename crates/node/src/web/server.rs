@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -16,6 +16,8 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::sse::{Event, KeepAlive};
 use axum::response::{Html, IntoResponse, Response, Sse};
 use axum::routing::get;
+use fusionllm_transport::Secret;
+use fusionllm_view::page::{PART_NAMES, served};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
@@ -26,11 +28,12 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 
-use super::board::SharedBoard;
+use super::drawer::Drawer;
 use super::guard::{Admitted, Guard};
 use super::listener::Listening;
 use super::metrics::exposition;
-use super::site::{Ask, Drawing, Site, Viewer};
+use super::site::{Drawing, Site, Viewer};
+use crate::relay::secret_text;
 
 /// The most connections at once. Others are closed.
 const MAX_CONNECTIONS: usize = 64;
@@ -45,7 +48,7 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 const LONGEST: Duration = Duration::from_secs(600);
 
 /// The time in which viewers read that the run is over.
-const FAREWELL: Duration = Duration::from_secs(1);
+pub(super) const FAREWELL: Duration = Duration::from_secs(1);
 
 /// The pause after a connection could not be accepted, such as when too many files are open.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -60,27 +63,24 @@ const RESOURCE_POLICY: HeaderName = HeaderName::from_static("cross-origin-resour
 
 /// A server that runs.
 pub(crate) struct Server {
-    over: watch::Sender<bool>,
     task: JoinHandle<()>,
 }
 
 impl Server {
-    pub(crate) fn start(listening: Listening, board: SharedBoard, ask: Ask) -> Self {
-        let Listening { socket, addr, token } = listening;
-        let site = Site::new(board, ask);
-        let (over, is_over) = watch::channel(false);
-        let drawer = tokio::spawn(site.clone().draw(is_over.clone()));
-        let router = router(Arc::new(Guard { addr, token }), site);
-        let task = tokio::spawn(async move {
-            accept(socket, router, is_over).await;
-            drawer.abort();
-        });
-        Self { over, task }
+    /// Serves the site until `over` tells so. `figures` are those that Prometheus reads, where they are known.
+    pub(crate) fn start(
+        at: Listening,
+        site: Arc<Site>,
+        figures: Option<Arc<Drawer>>,
+        over: watch::Receiver<bool>,
+    ) -> Self {
+        let Listening { socket, addr, token } = at;
+        let router = router(Arc::new(Guard { addr, token }), site, figures);
+        Self { task: tokio::spawn(accept(socket, router, over)) }
     }
 
-    /// Tells viewers that the run is over, gives them a moment, and closes.
-    pub(crate) async fn stop(self) {
-        self.over.send_replace(true);
+    /// Waits until the last viewers have read that the run is over.
+    pub(super) async fn closed(self) {
         // It fails if the server panicked, and then it is closed, too.
         let _ = self.task.await;
     }
@@ -118,13 +118,13 @@ async fn accept(listener: TcpListener, router: Router, mut over: watch::Receiver
     let _ = timeout(FAREWELL, graceful.shutdown()).await;
 }
 
-fn router(guard: Arc<Guard>, site: Arc<Site>) -> Router {
-    Router::new()
-        .route("/", get(page))
-        .route("/events", get(events))
-        .route("/metrics", get(metrics))
+fn router(guard: Arc<Guard>, site: Arc<Site>, figures: Option<Arc<Drawer>>) -> Router {
+    let mut router = Router::new().route("/", get(page)).route("/events", get(events)).with_state(site);
+    if let Some(figures) = figures {
+        router = router.route("/metrics", get(metrics).with_state(figures));
+    }
+    router
         .fallback(async || (StatusCode::NOT_FOUND, "there is nothing here\n"))
-        .with_state(site)
         .layer(from_fn_with_state(guard, guarded))
 }
 
@@ -156,26 +156,34 @@ async fn page(State(site): State<Arc<Site>>) -> Response {
     let Some(drawing) = Viewer::new(&site).fresh().await else {
         return (StatusCode::SERVICE_UNAVAILABLE, "the page cannot be drawn at present\n").into_response();
     };
+    let nonce = secret_text(&Secret::generate());
     let policy = format!(
-        "default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{}'; connect-src 'self'; img-src data:; \
-         base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-        drawing.nonce
+        "default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{nonce}'; connect-src 'self'; img-src data:; \
+         base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     );
-    ([(CONTENT_SECURITY_POLICY, policy)], Html(drawing.published.page.to_string())).into_response()
+    let Drawing { name, parts, foreign, is_last, .. } = drawing.as_ref();
+    let page = match foreign {
+        false => served(name, parts, &nonce, !is_last),
+        // A part that ends within a tag would make our script's nonce its own. What the script puts into the page later
+        // cannot.
+        true => served(name, &PART_NAMES.map(|name| (name, "")), &nonce, true),
+    };
+    ([(CONTENT_SECURITY_POLICY, policy)], Html(page)).into_response()
 }
 
 /// The fragments of the page, and those that change from then on.
 async fn events(State(site): State<Arc<Site>>) -> impl IntoResponse {
     let viewer = Viewer::new(&site);
-    let reader = Reader { viewer, has: BTreeMap::new(), queue: VecDeque::new(), begun: false, is_over: false };
+    let (has, queue) = (BTreeMap::new(), VecDeque::new());
+    let reader = Reader { viewer, has, queue, begun: false, silent: false, is_over: false };
     let events = stream::unfold(reader, async |mut reader| Some((Ok::<_, Infallible>(reader.next().await?), reader)));
     Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE))
 }
 
 /// The figures that Prometheus reads.
-async fn metrics(State(site): State<Arc<Site>>) -> impl IntoResponse {
-    site.look().await;
-    let text = exposition(&site.board().lock());
+async fn metrics(State(figures): State<Arc<Drawer>>) -> impl IntoResponse {
+    figures.look().await;
+    let text = exposition(&figures.board().lock());
     ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text)
 }
 
@@ -186,6 +194,8 @@ struct Reader {
     /// The rest of the drawing that is being sent.
     queue: VecDeque<Event>,
     begun: bool,
+    /// Whether it knows that the broker does not answer.
+    silent: bool,
     is_over: bool,
 }
 
@@ -207,7 +217,14 @@ impl Reader {
         if !std::mem::replace(&mut self.begun, true) {
             self.queue.push_back(Event::default().retry(RETRY));
         }
-        for (name, html) in &drawing.published.fragments {
+        let silent = drawing.silent.is_some();
+        if std::mem::replace(&mut self.silent, silent) != silent {
+            let ms =
+                drawing.silent.and_then(|since| since.duration_since(UNIX_EPOCH).ok()).map(|since| since.as_millis());
+            let event = Event::default().event(if silent { "silent" } else { "heard" });
+            self.queue.push_back(event.data(ms.unwrap_or(0).to_string()));
+        }
+        for (name, html) in &drawing.parts {
             if self.has.get(name) != Some(html) {
                 self.has.insert(name, html.clone());
                 self.queue.push_back(Event::default().event(name).data(html));

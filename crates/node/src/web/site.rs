@@ -1,137 +1,89 @@
-//! The drawings of a run and those who watch them.
+//! The newest drawing of a run's page, and those who watch.
 
-use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
 
-use fusionllm_transport::Secret;
-use tokio::sync::{Mutex, oneshot, watch};
-
-use super::board::{Look, SharedBoard};
-use super::render::{Painter, Published};
-use crate::relay::secret_text;
+use tokio::sync::watch;
 
 /// The least time between two drawings.
-const BETWEEN: Duration = Duration::from_millis(500);
-
-/// The time for which a look at the run is good enough.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-
-/// How long the broker's loop may take to answer. It is busy before the first step and after the last one.
-const LOOK_PATIENCE: Duration = Duration::from_secs(1);
+pub(super) const BETWEEN: Duration = Duration::from_millis(500);
 
 /// How long a visitor waits for the first drawing.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Asks the broker's loop to look at the run, and to answer here.
-pub(crate) type Ask = Box<dyn Fn(oneshot::Sender<Look>) + Send + Sync>;
+/// The parts of a page in their order: the name of each, and its HTML.
+pub(crate) type Parts = Vec<(&'static str, Arc<str>)>;
 
-/// What the server's tasks share.
-pub(super) struct Site {
-    board: SharedBoard,
-    ask: Ask,
-    painter: Arc<std::sync::Mutex<Painter>>,
-    /// When the run was looked at last.
-    looked: Mutex<Option<Instant>>,
+/// What all who draw a page and all who watch it share.
+pub(crate) struct Site {
     /// The newest drawing.
     drawings: watch::Sender<Option<Arc<Drawing>>>,
     /// How many watch.
     viewers: watch::Sender<usize>,
 }
 
-/// A drawing of the board.
-pub(super) struct Drawing {
-    pub(super) published: Published,
-    /// The nonce of the page's script.
-    pub(super) nonce: String,
+/// The page of a run at one moment.
+pub(crate) struct Drawing {
+    /// The title of the page.
+    pub(crate) name: String,
+    pub(crate) parts: Parts,
+    /// Whether the parts come from another machine.
+    pub(crate) foreign: bool,
     /// Whether the run is over, so that no other drawing follows.
-    pub(super) is_last: bool,
-    /// When the board was copied.
-    drawn: Instant,
+    pub(crate) is_last: bool,
+    /// Since when the broker has not answered; `None` if it answers.
+    pub(crate) silent: Option<SystemTime>,
+    /// When it was drawn.
+    pub(crate) drawn: Instant,
 }
 
 /// Somebody for whom drawings are made, until it is dropped.
-pub(super) struct Viewer {
+pub(crate) struct Viewer {
     site: Arc<Site>,
     drawings: watch::Receiver<Option<Arc<Drawing>>>,
 }
 
 impl Site {
-    pub(super) fn new(board: SharedBoard, ask: Ask) -> Arc<Self> {
-        let (drawings, viewers) = (watch::Sender::new(None), watch::Sender::new(0));
-        Arc::new(Self { board, ask, painter: Arc::default(), looked: Mutex::new(None), drawings, viewers })
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self { drawings: watch::Sender::new(None), viewers: watch::Sender::new(0) })
     }
 
-    pub(super) fn board(&self) -> &SharedBoard {
-        &self.board
+    /// Shows a drawing to all viewers.
+    pub(crate) fn show(&self, drawing: Drawing) {
+        self.drawings.send_replace(Some(Arc::new(drawing)));
     }
 
-    /// Draws while somebody watches, until the run is over, and then once more.
-    pub(super) async fn draw(self: Arc<Self>, mut over: watch::Receiver<bool>) {
-        let mut viewers = self.viewers.subscribe();
-        let draw = async {
-            // The site has the sender.
-            while viewers.wait_for(|count| *count > 0).await.is_ok() {
-                self.look().await;
-                self.drawn(false).await;
-                tokio::time::sleep(BETWEEN).await;
-            }
-        };
-        tokio::select! {
-            () = draw => {}
-            _ = over.wait_for(|over| *over) => {}
-        }
-        self.drawn(true).await;
+    /// Waits until somebody watches.
+    pub(crate) async fn is_watched(&self) {
+        // The site has the sender.
+        let _ = self.viewers.subscribe().wait_for(|count| *count > 0).await;
     }
 
-    async fn drawn(&self, is_last: bool) {
-        let (drawn, nonce) = (Instant::now(), secret_text(&Secret::generate()));
-        let board = self.board.lock().clone();
-        let painter = self.painter.clone();
-        let drawing = tokio::task::spawn_blocking(move || {
-            // A painter that panicked has at worst an old prediction.
-            let published = painter.lock().unwrap_or_else(PoisonError::into_inner).render(&board, &nonce);
-            Drawing { published, nonce, is_last, drawn }
-        });
-        match drawing.await {
-            Ok(drawing) => drop(self.drawings.send_replace(Some(Arc::new(drawing)))),
-            Err(e) => tracing::error!("the page cannot be drawn: {e}"),
-        }
-    }
-
-    /// Has the broker's loop look at the run, unless it did so just before.
-    pub(super) async fn look(&self) {
-        // Others wait here, and then need not ask.
-        let mut looked = self.looked.lock().await;
-        if looked.is_some_and(|when| when.elapsed() < LOOK_EVERY) {
-            return;
-        }
-        let (answer, answered) = oneshot::channel();
-        (self.ask)(answer);
-        if let Ok(Ok(look)) = tokio::time::timeout(LOOK_PATIENCE, answered).await {
-            self.board.lock().looked(look);
-        }
-        *looked = Some(Instant::now());
+    /// Waits until nobody watches.
+    pub(crate) async fn is_left(&self) {
+        let _ = self.viewers.subscribe().wait_for(|count| *count == 0).await;
     }
 }
 
 impl Viewer {
-    pub(super) fn new(site: &Arc<Site>) -> Self {
+    pub(crate) fn new(site: &Arc<Site>) -> Self {
         let drawings = site.drawings.subscribe();
         site.viewers.send_modify(|count| *count += 1);
         Self { site: site.clone(), drawings }
     }
 
     /// A drawing that is fresh, if one comes in time.
-    pub(super) async fn fresh(&mut self) -> Option<Arc<Drawing>> {
+    pub(crate) async fn fresh(&mut self) -> Option<Arc<Drawing>> {
         let is_fresh = |drawing: &Option<Arc<Drawing>>| {
-            drawing.as_ref().is_some_and(|drawing| drawing.is_last || drawing.drawn.elapsed() < 2 * BETWEEN)
+            let is_fresh = |d: &Arc<Drawing>| d.is_last || d.silent.is_some() || d.drawn.elapsed() < 2 * BETWEEN;
+            drawing.as_ref().is_some_and(is_fresh)
         };
         let drawing = tokio::time::timeout(PATIENCE, self.drawings.wait_for(is_fresh)).await.ok()?.ok()?;
         drawing.clone()
     }
 
     /// The next drawing, which may be many after the last one.
-    pub(super) async fn next(&mut self) -> Option<Arc<Drawing>> {
+    pub(crate) async fn next(&mut self) -> Option<Arc<Drawing>> {
         self.drawings.changed().await.ok()?;
         self.drawings.borrow_and_update().clone()
     }

@@ -36,4 +36,7 @@ pub enum Question {
         /// How many machines may join with it; `None` for any number.
         uses: Option<u32>,
     },
+    /// To see the run's page. The answers are [`Answer::Page`](crate::Answer::Page), until the run is over or the owner
+    /// closes the connection.
+    Page,
 }

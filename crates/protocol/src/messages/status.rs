@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The broker's only message to an owner. The broker then closes the connection.
+/// The broker's message to an owner. It is the only one, unless it is a page. The broker then closes the connection.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Answer {
     /// The request was not carried out.
@@ -21,6 +21,13 @@ pub enum Answer {
     Ticket {
         /// The ticket's text.
         text: String,
+    },
+    /// The run's page as it is now.
+    Page {
+        /// The parts that differ from those that were sent on this connection: the name of each, and its HTML.
+        parts: Vec<(String, String)>,
+        /// Whether the run is over, so that no other page follows.
+        is_last: bool,
     },
 }
 

@@ -22,6 +22,10 @@ for (const part of document.querySelectorAll("main > section"))
 events.onopen = () => say("");
 events.onerror = () => say("The broker does not answer since " + new Date().toLocaleTimeString() +
   ". This page tries again, and shows what it last heard.");
+// The server of this page may be another program than the broker.
+events.addEventListener("silent", e => say("The broker does not answer since " +
+  new Date(+e.data).toLocaleTimeString() + ". This page shows what it last heard."));
+events.addEventListener("heard", () => say(""));
 events.addEventListener("over", () => {
   events.close();
   say("The run is over. This page stays as it is; `fusionllm report` writes it to a file.");

@@ -7,6 +7,7 @@ mod chart;
 mod compare;
 mod curves;
 mod parts;
+mod recorded;
 mod tables;
 
 use fusionllm_events::{StepMetrics, Timed};
@@ -17,7 +18,8 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use crate::picture;
 
-pub use parts::parts;
+pub use parts::{PART_NAMES, parts};
+pub use recorded::Recorded;
 use serde_json::Value;
 use toml::Table;
 
@@ -103,14 +105,17 @@ pub fn report(runs: &[RunView<'_>]) -> String {
     page(&title, &body, SCRIPT, None)
 }
 
-/// The page of a run that goes on, with its [`parts`]. Its script carries a nonce, for servers that allow no other
-/// script.
-pub fn live(run: &RunView<'_>, parts: &[(&str, Markup)], nonce: &str) -> String {
+/// The page of a run that a server shows, with the HTML of its [`parts`]. Its script carries a nonce, for servers that
+/// allow no other script. If the page is `live`, the script puts the parts there that the server sends later.
+pub fn served<T: AsRef<str>>(name: &str, parts: &[(&str, T)], nonce: &str, live: bool) -> String {
     let body = html! {
-        p #connection role="status" hidden {}
-        (one(parts))
+        @if live { p #connection role="status" hidden {} }
+        @for (id, content) in parts {
+            section #(id) { (PreEscaped(content.as_ref())) }
+        }
     };
-    page(run.name, &body, &format!("{SCRIPT}{LIVE_SCRIPT}"), Some(nonce))
+    let script = if live { &format!("{SCRIPT}{LIVE_SCRIPT}") } else { SCRIPT };
+    page(name, &body, script, Some(nonce))
 }
 
 /// The validations among steps.

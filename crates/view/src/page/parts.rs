@@ -15,19 +15,25 @@ use crate::picture::{self, Picture, Strip};
 /// Events that the page lists. The run directory has all of them.
 const MAX_EVENTS: usize = 200;
 
+/// The names of the parts of a page, in their order.
+pub const PART_NAMES: [&str; 9] = ["now", "curves", "cluster", "step", "peers", "links", "help", "events", "settings"];
+
 /// The parts of the page of a run, in their order, each with the name of its element. A part without content is empty.
 pub fn parts(run: &RunView<'_>) -> [(&'static str, Markup); 9] {
-    [
-        ("now", now(run)),
-        ("curves", curves::curves(run)),
-        ("cluster", cluster(run)),
-        ("step", step(run)),
-        ("peers", tables::peers(run)),
-        ("links", tables::links(run)),
-        ("help", help(run)),
-        ("events", events(run)),
-        ("settings", tables::settings(run)),
-    ]
+    PART_NAMES.map(|name| {
+        let content = match name {
+            "now" => now(run),
+            "curves" => curves::curves(run),
+            "cluster" => cluster(run),
+            "step" => step(run),
+            "peers" => tables::peers(run),
+            "links" => tables::links(run),
+            "help" => help(run),
+            "events" => events(run),
+            _ => tables::settings(run),
+        };
+        (name, content)
+    })
 }
 
 /// A date, in words.

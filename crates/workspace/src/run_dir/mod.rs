@@ -37,7 +37,7 @@ use fusionllm_events::{StepMetrics, Timed};
 use fusionllm_graph::Advice;
 pub use listing::{BrokenRun, RunOverview, RunState, Runs, list_runs};
 use reading::read;
-pub use reading::{RunFiles, last_record, read_events, read_metrics, read_owner_ticket, read_summary};
+pub use reading::{RunFiles, last_record, read_dashboard, read_events, read_metrics, read_owner_ticket, read_summary};
 pub use record::RunRecord;
 pub use records::{LinkSummary, PeerSummary, PeerTrace, StepTrace, Summary};
 use serde::Serialize;

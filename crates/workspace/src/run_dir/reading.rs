@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use fusionllm_data::DiskError;
 use fusionllm_events::{StepMetrics, Timed};
 
-use super::{CHECKPOINTS, EVENTS, JOB, METRICS, OWNER_TICKET, RunDirError, SUMMARY, Summary};
+use super::{CHECKPOINTS, DASHBOARD, EVENTS, JOB, METRICS, OWNER_TICKET, RunDirError, SUMMARY, Summary};
 
 /// The time when the last step of a run was recorded.
 pub fn last_record(run: &Path) -> Option<SystemTime> {
@@ -67,6 +67,16 @@ pub fn read_owner_ticket(run: &Path) -> Result<Option<String>, DiskError> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(DiskError::at(&path, "read")(e)),
     }
+}
+
+/// The address of the page that the broker of a run serves; `None` if it serves none.
+///
+/// # Errors
+///
+/// The file cannot be read.
+pub fn read_dashboard(run: &Path) -> Result<Option<String>, DiskError> {
+    let bytes = read(&run.join(DASHBOARD))?;
+    Ok(bytes.map(|bytes| String::from_utf8_lossy(&bytes).trim().to_owned()))
 }
 
 /// The facts that the files of a run tell, whether or not its broker runs.

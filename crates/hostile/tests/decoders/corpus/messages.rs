@@ -80,6 +80,7 @@ pub(super) fn from_peer() -> Vec<Vec<u8>> {
         ask(Question::Kick { name: "a".into() }),
         ask(Question::Revoke { secret: Some([1; 16]) }),
         ask(Question::Invite { seconds: Some(60), uses: Some(3) }),
+        ask(Question::Page),
     ])
 }
 
@@ -146,7 +147,8 @@ pub(super) fn probe() -> Vec<Vec<u8>> {
 
 pub(super) fn answer() -> Vec<Vec<u8>> {
     let status = Answer::Status(Box::new(run().status(3.0)));
-    all([Answer::Refused { reason: "no".into() }, Answer::Done { what: "a is out".into() }, status])
+    let page = Answer::Page { parts: vec![("now".into(), "<p>a</p>".into())], is_last: false };
+    all([Answer::Refused { reason: "no".into() }, Answer::Done { what: "a is out".into() }, status, page])
 }
 
 /// A run with two members, one of which has left.

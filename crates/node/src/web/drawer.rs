@@ -1,0 +1,123 @@
+//! Has the board of a run drawn while somebody watches.
+
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Mutex, oneshot, watch};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use super::board::{Look, SharedBoard};
+use super::listener::Listening;
+use super::render::Painter;
+use super::server::{FAREWELL, Server};
+use super::site::{BETWEEN, Drawing, Site};
+
+/// The time for which a look at the run is good enough.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// How long the broker's loop may take to answer. It is busy before the first step and after the last one.
+const LOOK_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Asks the broker's loop to look at the run, and to answer here.
+pub(crate) type Ask = Box<dyn Fn(oneshot::Sender<Look>) + Send + Sync>;
+
+/// Draws the page of a run for the site.
+pub(crate) struct Drawer {
+    board: SharedBoard,
+    ask: Ask,
+    painter: Arc<std::sync::Mutex<Painter>>,
+    /// When the run was looked at last.
+    looked: Mutex<Option<Instant>>,
+    site: Arc<Site>,
+}
+
+/// The page of a run that this process conducts. Its owner sees it from anywhere. A server is there if one is wanted.
+pub(crate) struct Page {
+    site: Arc<Site>,
+    over: watch::Sender<bool>,
+    drawer: JoinHandle<()>,
+    server: Option<Server>,
+}
+
+impl Page {
+    pub(crate) fn start(board: SharedBoard, ask: Ask, at: Option<Listening>) -> Self {
+        let site = Site::new();
+        let drawer =
+            Arc::new(Drawer { board, ask, painter: Arc::default(), looked: Mutex::default(), site: site.clone() });
+        let (over, is_over) = watch::channel(false);
+        let server = at.map(|at| Server::start(at, site.clone(), Some(drawer.clone()), is_over.clone()));
+        Self { site, over, drawer: tokio::spawn(drawer.draw(is_over)), server }
+    }
+
+    pub(crate) fn site(&self) -> &Arc<Site> {
+        &self.site
+    }
+
+    /// Tells viewers that the run is over, gives them a moment, and closes.
+    pub(crate) async fn stop(self) {
+        self.over.send_replace(true);
+        let server = async {
+            if let Some(server) = self.server {
+                server.closed().await;
+            }
+        };
+        // A viewer that has not gone by then waits for nothing.
+        let _ = tokio::join!(timeout(FAREWELL, self.site.is_left()), server);
+        self.drawer.abort();
+    }
+}
+
+impl Drawer {
+    pub(super) fn board(&self) -> &SharedBoard {
+        &self.board
+    }
+
+    /// Draws while somebody watches, until the run is over, and then once more for those who do.
+    async fn draw(self: Arc<Self>, mut over: watch::Receiver<bool>) {
+        let draw = async {
+            loop {
+                self.site.is_watched().await;
+                self.look().await;
+                self.drawn(false).await;
+                tokio::time::sleep(BETWEEN).await;
+            }
+        };
+        tokio::select! {
+            () = draw => {}
+            _ = over.wait_for(|over| *over) => {}
+        }
+        self.site.is_watched().await;
+        self.drawn(true).await;
+    }
+
+    async fn drawn(&self, is_last: bool) {
+        let drawn = Instant::now();
+        let board = self.board.lock().clone();
+        let painter = self.painter.clone();
+        let drawing = tokio::task::spawn_blocking(move || {
+            // A painter that panicked has at worst an old prediction.
+            let parts = painter.lock().unwrap_or_else(PoisonError::into_inner).render(&board);
+            Drawing { name: board.directory, parts, foreign: false, is_last, silent: None, drawn }
+        });
+        match drawing.await {
+            Ok(drawing) => self.site.show(drawing),
+            Err(e) => tracing::error!("the page cannot be drawn: {e}"),
+        }
+    }
+
+    /// Has the broker's loop look at the run, unless it did so just before.
+    pub(super) async fn look(&self) {
+        // Others wait here, and then need not ask.
+        let mut looked = self.looked.lock().await;
+        if looked.is_some_and(|when| when.elapsed() < LOOK_EVERY) {
+            return;
+        }
+        let (answer, answered) = oneshot::channel();
+        (self.ask)(answer);
+        if let Ok(Ok(look)) = timeout(LOOK_PATIENCE, answered).await {
+            self.board.lock().looked(look);
+        }
+        *looked = Some(Instant::now());
+    }
+}
