@@ -178,7 +178,7 @@ fn names_of_strangers_are_escaped() {
     for page in [
         page::report(&[run.view()]),
         page::report(&[run.view(), run.view()]),
-        page::live(&run.view(), &page::parts(&run.view()), "n0nce"),
+        page::live(&run.view(), &page::parts(&run.view()), "nonce"),
     ] {
         assert!(!page.contains("<img"), "a name became an element");
         assert!(!page.contains("onerror=alert(1)>\"'"), "a name left its attribute");
