@@ -164,6 +164,8 @@ fn the_page_follows_a_run() -> Result<(), Missing> {
     run.stop();
     let over = format!("return !{connection}.hidden && {connection}.textContent.startsWith('The run is over.')");
     browser.until("the page says that the run is over", &over);
+    let left = "return [...document.querySelectorAll('dt')].some(name => name.textContent === 'Left')";
+    assert_eq!(browser.ask(left), false, "no time is left");
     assert_eq!(browser.ask("return window.here"), true, "the page was not loaded again");
     browser.check_logs(&run.page);
     browser.picture("over");

@@ -32,7 +32,12 @@ fn names_of_strangers_are_escaped() {
     for page in [
         page::report(&[run.view()]),
         page::report(&[run.view(), run.view()]),
-        page::served("a <img", &page::parts(&run.view()).map(|(name, html)| (name, html.into_string())), "a-nonce", true),
+        page::served(
+            "a <img",
+            &page::parts(&run.view()).map(|(name, html)| (name, html.into_string())),
+            "a-nonce",
+            true,
+        ),
     ] {
         assert!(!page.contains("<img"), "a name became an element");
         assert!(!page.contains("onerror=alert(1)>\"'"), "a name left its attribute");

@@ -64,7 +64,8 @@ fn now(run: &RunView<'_>) -> Markup {
         let (count, over) = (units::count(*parameters as f64), units::counted(peers.len(), "peer"));
         subject = Some(format!("{model}, {count} parameters, over {over} · {scheduler}, {schedule}"));
     }
-    let step = run.status.map(|s| s.step).or(run.metrics.last().map(|m| m.step)).unwrap_or(0);
+    // The status may be older than the steps.
+    let step = run.metrics.last().map(|m| m.step).or(run.status.map(|s| s.step)).unwrap_or(0);
     let planned = || run.job.get("train")?.get("stop")?.as_integer()?.try_into().ok();
     let steps = run.status.map(|s| s.steps).or_else(planned);
     html! {
@@ -114,7 +115,8 @@ fn figures(run: &RunView<'_>) -> Vec<(&'static str, String, Option<String>)> {
         ("Sent", sent.unwrap_or_else(|| "–".into()), Some("a step".to_owned())),
     ];
     let took = run.events.first().zip(run.events.last()).map(|(from, to)| to.time - from.time);
-    figures.push(match run.status.and_then(|s| s.left_s) {
+    let goes_on = run.status.filter(|s| !matches!(s.phase, RunPhase::Saving | RunPhase::Over));
+    figures.push(match goes_on.and_then(|s| s.left_s) {
         Some(left) => ("Left", units::seconds(left), None),
         None => {
             let ratio = run.summary.and_then(|s| s.training_overhead_ratio);

@@ -1,6 +1,7 @@
 // The cursor of the charts, by mouse, finger and keyboard. Events are caught above the charts, which come and go.
 "use strict";
-// The step at which each plot has its cursor. Of the newest step it is infinity, so that the cursor stays at the newest.
+// The step at which each plot has its cursor. It is infinity for the newest step, so that the cursor stays at the
+// newest one.
 const at = new Map();
 function range(plot) { return [+plot.dataset.from, +plot.dataset.to]; }
 function place(plot, wanted) {
@@ -40,7 +41,9 @@ addEventListener("pointermove", e => {
     else if (plot !== document.activeElement && at.has(key(plot))) leave(plot);
   }
 });
-addEventListener("focusin", e => { if (e.target.matches(".plot")) place(e.target, at.get(key(e.target)) ?? Infinity); });
+addEventListener("focusin", e => {
+  if (e.target.matches(".plot")) place(e.target, at.get(key(e.target)) ?? Infinity);
+});
 addEventListener("focusout", e => { if (e.target.matches(".plot")) leave(e.target); });
 addEventListener("keydown", e => {
   if (!e.target.matches || !e.target.matches(".plot")) return;
