@@ -44,7 +44,7 @@ fn running(status: &RunStatus) -> String {
         (phase, _) => phase.name().to_owned(),
     };
     line("phase", phase);
-    let left = status.left_s.filter(|_| status.phase == RunPhase::Training);
+    let left = status.left_s;
     let left = left.map_or_else(String::new, |s| format!(", {} left", seconds(s)));
     line("step", format!("{} of {}{left}", status.step, status.steps));
     if let Some(loss) = status.loss {

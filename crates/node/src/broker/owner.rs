@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use fusionllm_events::Event;
 use fusionllm_graph::units::counted;
 use fusionllm_protocol::{
-    Action, Answer, IncidentStatus, MAX_CONTROL_BYTES, MAX_LISTED, Question, Request, RunStatus, TicketRole, VERSION,
-    other_version,
+    Action, Answer, IncidentStatus, MAX_CONTROL_BYTES, MAX_LISTED, Question, Request, RunPhase, RunStatus, TicketRole,
+    VERSION, other_version,
 };
 use fusionllm_transport::{Connection, Lanes, PeerKey};
 use tokio::sync::OwnedSemaphorePermit;
@@ -163,6 +163,7 @@ impl Conductor<'_> {
         (status.loss, status.step_s) = figures.last();
         status.saved = self.store.safe_step();
         let step_s = status.step_s.or(status.predicted_step_s);
+        let step_s = step_s.filter(|_| status.phase == RunPhase::Training);
         status.left_s = step_s.map(|s| s * status.steps.saturating_sub(status.step) as f64);
         let incidents = figures.incidents();
         let earlier = incidents.len().saturating_sub(MAX_LISTED);

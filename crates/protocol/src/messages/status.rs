@@ -97,7 +97,7 @@ pub struct RunStatus {
     pub step_s: Option<f64>,
     /// Predicted seconds of a step.
     pub predicted_step_s: Option<f64>,
-    /// Seconds until the last step is done.
+    /// Seconds until the last step is done, while the peers train.
     pub left_s: Option<f64>,
     /// The step of the last checkpoint that is whole.
     pub saved: Option<u64>,

@@ -98,7 +98,8 @@ fn figures(run: &RunView<'_>) -> Vec<(&'static str, String, Option<String>)> {
     let validation = run.validations.last().and_then(|v| v.1);
     let median = run.status.map_or_else(|| run.summary?.median_step_s, |status| status.step_s);
     let step_s = median.or(last.map(|m| m.step_s));
-    let predicted = run.status.map_or_else(|| run.summary?.predicted_step_s, |status| status.predicted_step_s);
+    // A run that has ended expects nothing any more, but its summary has what was expected.
+    let predicted = run.status.and_then(|s| s.predicted_step_s).or_else(|| run.summary?.predicted_step_s);
     let targets = match planned(run) {
         Some(Event::Planned { targets, .. }) => targets,
         _ => "tokens",
@@ -115,8 +116,7 @@ fn figures(run: &RunView<'_>) -> Vec<(&'static str, String, Option<String>)> {
         ("Sent", sent.unwrap_or_else(|| "–".into()), Some("a step".to_owned())),
     ];
     let took = run.events.first().zip(run.events.last()).map(|(from, to)| to.time - from.time);
-    let goes_on = run.status.filter(|s| !matches!(s.phase, RunPhase::Saving | RunPhase::Over));
-    figures.push(match goes_on.and_then(|s| s.left_s) {
+    figures.push(match run.status.and_then(|s| s.left_s) {
         Some(left) => ("Left", units::seconds(left), None),
         None => {
             let ratio = run.summary.and_then(|s| s.training_overhead_ratio);
