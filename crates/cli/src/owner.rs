@@ -4,7 +4,8 @@ use std::io::Read;
 use std::path::Path;
 
 use fusionllm_node::interrupted;
-use fusionllm_node::owner::{OwnedRun, RunPage, public_key};
+use fusionllm_node::owner::{OwnedRun, public_key};
+use fusionllm_node::page::RunPage;
 
 use crate::args::{DashboardArgs, IdentityArgs, InviteArgs, KickArgs, RevokeArgs, StatusArgs};
 use crate::failure::Failure;

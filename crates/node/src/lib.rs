@@ -15,7 +15,7 @@ mod relay;
 mod web;
 
 pub use broker::{BrokerOptions, Entry, LocalPeer, Observer, Peers, Resume, conduct};
-pub use client::{doctor, owner};
+pub use client::{doctor, owner, page};
 pub use error::NodeError;
 pub use fusionllm_transport::{Relay, RelayUrl, Ticket};
 pub use machine::interrupts::{interrupted, tether};

@@ -2,4 +2,4 @@
 
 pub mod doctor;
 pub mod owner;
-mod page;
+pub mod page;

@@ -14,7 +14,6 @@ use fusionllm_workspace::checkpoint::Checkpoints;
 use fusionllm_workspace::run_dir::{RunFiles, read_metrics, read_owner_ticket};
 use serde::Serialize;
 
-pub use super::page::{RunPage, Served};
 use crate::NodeError;
 use crate::keys;
 use crate::net;

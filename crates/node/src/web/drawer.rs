@@ -4,13 +4,10 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Mutex, oneshot, watch};
-use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::board::{Look, SharedBoard};
-use super::listener::Listening;
 use super::render::Painter;
-use super::server::{FAREWELL, Server};
 use super::site::{BETWEEN, Drawing, Site};
 
 /// The time for which a look at the run is good enough.
@@ -32,49 +29,17 @@ pub(crate) struct Drawer {
     site: Arc<Site>,
 }
 
-/// The page of a run that this process conducts. Its owner sees it from anywhere. A server is there if one is wanted.
-pub(crate) struct Page {
-    site: Arc<Site>,
-    over: watch::Sender<bool>,
-    drawer: JoinHandle<()>,
-    server: Option<Server>,
-}
-
-impl Page {
-    pub(crate) fn start(board: SharedBoard, ask: Ask, at: Option<Listening>) -> Self {
-        let site = Site::new();
-        let drawer =
-            Arc::new(Drawer { board, ask, painter: Arc::default(), looked: Mutex::default(), site: site.clone() });
-        let (over, is_over) = watch::channel(false);
-        let server = at.map(|at| Server::start(at, site.clone(), Some(drawer.clone()), is_over.clone()));
-        Self { site, over, drawer: tokio::spawn(drawer.draw(is_over)), server }
-    }
-
-    pub(crate) fn site(&self) -> &Arc<Site> {
-        &self.site
-    }
-
-    /// Tells viewers that the run is over, gives them a moment, and closes.
-    pub(crate) async fn stop(self) {
-        self.over.send_replace(true);
-        let server = async {
-            if let Some(server) = self.server {
-                server.closed().await;
-            }
-        };
-        // A viewer that has not gone by then waits for nothing.
-        let _ = tokio::join!(timeout(FAREWELL, self.site.is_left()), server);
-        self.drawer.abort();
-    }
-}
-
 impl Drawer {
+    pub(super) fn new(board: SharedBoard, ask: Ask, site: Arc<Site>) -> Arc<Self> {
+        Arc::new(Self { board, ask, painter: Arc::default(), looked: Mutex::default(), site })
+    }
+
     pub(super) fn board(&self) -> &SharedBoard {
         &self.board
     }
 
     /// Draws while somebody watches, until the run is over, and then once more for those who do.
-    async fn draw(self: Arc<Self>, mut over: watch::Receiver<bool>) {
+    pub(super) async fn draw(self: Arc<Self>, mut over: watch::Receiver<bool>) {
         let draw = async {
             loop {
                 self.site.is_watched().await;

@@ -12,14 +12,15 @@ mod drawer;
 mod guard;
 mod listener;
 mod metrics;
+mod page;
 mod render;
 mod server;
 mod site;
 
 pub(crate) use board::{Look, SharedBoard};
-pub(crate) use drawer::Page;
 pub use listener::Dashboard;
 pub(crate) use listener::Listening;
+pub(crate) use page::Page;
 pub(crate) use render::parts;
 pub(crate) use server::Server;
 pub(crate) use site::{Drawing, Site, Viewer};
