@@ -27,7 +27,7 @@ fn main() {
         .map(|_| {
             let began = Instant::now();
             let parts = page::parts(&run.view());
-            page::live(&run.view(), &parts, "nonce");
+            page::served("a run", &parts.map(|(name, part)| (name, part.into_string())), "nonce", true);
             began.elapsed().as_secs_f64()
         })
         .collect();
