@@ -195,7 +195,7 @@ mod tests {
             let hint = word_of_others(word).unwrap();
             for place in ["", "train.", "train.optimizer.", "data."] {
                 let setting = format!("{place}{word}=3");
-                let Err(error) = Job::quick_start(&[setting.clone()]) else { continue };
+                let Err(error) = Job::quick_start(std::slice::from_ref(&setting)) else { continue };
                 let known = format!("unknown setting `{word}`");
                 let outside = format!("the setting `{word}` stands outside the sections");
                 let text = error.to_string();
