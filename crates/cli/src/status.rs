@@ -78,17 +78,15 @@ fn running(status: &RunStatus) -> String {
 }
 
 fn members(status: &RunStatus) -> Table {
-    let columns = ["member", "standing", "backend", "device", "share", "computes", "link"];
-    let mut table = Table::new(columns, vec![4]);
+    let columns = ["member", "standing", "backend", "device", "share", "computes", "predicted", "link"];
+    let mut table = Table::new(columns, vec![4, 5, 6, 7]);
     for m in &status.members {
-        let time = match (m.compute_s, m.predicted_compute_s) {
-            (Some(s), Some(p)) => format!("{}, predicted {}", seconds(s), seconds(p)),
-            (Some(s), None) => seconds(s),
-            _ => m.flops.map_or_else(String::new, |f| measure(f, "FLOP/s")),
-        };
+        let unmeasured = || m.flops.map_or_else(String::new, |f| measure(f, "FLOP/s"));
+        let time = m.compute_s.map_or_else(unmeasured, seconds);
+        let predicted = m.predicted_compute_s.filter(|_| m.compute_s.is_some()).map_or_else(String::new, seconds);
         let link = m.bytes_per_s.map_or_else(String::new, rate);
         let share = m.share_bytes.map_or_else(|| "spare".to_owned(), bytes);
-        table.row([m.name.clone(), standing(m), m.backend.clone(), m.device.clone(), share, time, link]);
+        table.row([m.name.clone(), standing(m), m.backend.clone(), m.device.clone(), share, time, predicted, link]);
     }
     table
 }
