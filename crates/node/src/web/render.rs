@@ -1,6 +1,7 @@
 //! Draws a board as a page.
 
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use fusionllm_events::{StepMetrics, Timed};
@@ -17,12 +18,18 @@ pub(crate) fn parts(view: &RunView<'_>) -> Parts {
 /// The least time between two predictions. Each takes many simulations, and a run may change its codecs often.
 const BETWEEN: Duration = Duration::from_secs(30);
 
+/// How long a drawing waits for a prediction. Small plans are predicted in this time. For a cluster of many devices it
+/// takes seconds, and nobody waits for the page so long.
+const PATIENCE: Duration = Duration::from_millis(300);
+
 /// What takes too long to be made for every drawing.
 #[derive(Default)]
 pub(crate) struct Painter {
     /// The text of the plan that was read last, the generation, and when.
     plan: Option<(Arc<str>, u32, Instant)>,
     prediction: Option<Prediction>,
+    /// The prediction that a thread is making.
+    coming: Option<Receiver<Option<Prediction>>>,
     /// The job, and its text.
     job: (Arc<str>, toml::Table),
 }
@@ -56,13 +63,33 @@ impl Painter {
         let late = |(text, of, when): &(Arc<str>, u32, Instant)| {
             *text != board.plan && (*of != generation || when.elapsed() >= BETWEEN)
         };
-        if !board.plan.is_empty() && self.plan.as_ref().is_none_or(late) {
-            // A plan that cannot be predicted has been told to the user elsewhere.
-            self.prediction = Prediction::read(&board.plan).unwrap_or_default();
+        let mut patience = Duration::ZERO;
+        if !board.plan.is_empty() && self.coming.is_none() && self.plan.as_ref().is_none_or(late) {
+            if self.plan.as_ref().is_none_or(|(_, of, _)| *of != generation) {
+                self.prediction = None;
+            }
             self.plan = Some((board.plan.clone(), generation, Instant::now()));
+            self.coming = predict(board.plan.clone());
+            patience = PATIENCE;
+        }
+        if let Some(coming) = &self.coming {
+            match coming.recv_timeout(patience) {
+                Ok(prediction) => (self.prediction, self.coming) = (prediction, None),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => self.coming = None,
+            }
         }
         if self.job.0 != board.job {
             self.job = (board.job.clone(), board.job.parse().unwrap_or_default());
         }
     }
+}
+
+/// Has a thread predict a plan. A plan that cannot be predicted has been told to the user elsewhere.
+fn predict(plan: Arc<str>) -> Option<Receiver<Option<Prediction>>> {
+    let (sender, coming) = channel();
+    // Nobody may be there any more to receive it.
+    let work = move || drop(sender.send(Prediction::read(&plan).unwrap_or_default()));
+    let thread = std::thread::Builder::new().name("predict".into()).spawn(work);
+    thread.is_ok().then_some(coming)
 }

@@ -93,12 +93,12 @@ pub fn report(runs: &[RunView<'_>]) -> String {
         runs => format!("{} runs", runs.len()),
     };
     let body = match runs {
-        [run] => one(&parts(run)),
+        [run] => html! { @for (id, part) in parts(run) { section #(id) { (part) } } },
         runs => html! {
             header { h1 { (title) } }
             (compare::table_and_chart(runs))
             @for run in runs {
-                details.run { summary { (run.name) } (one(&parts(run))) }
+                details.run { summary { (run.name) } @for (_, part) in parts(run) { section { (part) } } }
             }
         },
     };
@@ -121,14 +121,6 @@ pub fn served<T: AsRef<str>>(name: &str, parts: &[(&str, T)], nonce: &str, live:
 /// The validations among steps.
 pub fn validations(metrics: &[StepMetrics]) -> Vec<(u64, Option<f64>)> {
     metrics.iter().filter(|m| m.val_loss.is_some()).map(|m| (m.step, m.val_loss)).collect()
-}
-
-fn one(parts: &[(&str, Markup)]) -> Markup {
-    html! {
-        @for (id, content) in parts {
-            section #(id) { (content) }
-        }
-    }
 }
 
 fn page(title: &str, body: &Markup, script: &str, nonce: Option<&str>) -> String {
