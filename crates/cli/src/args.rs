@@ -7,7 +7,10 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use fusionllm_data::Tokenizer;
 use fusionllm_node::Dashboard;
 
-use crate::values::{at_least_1, dashboard, memory, peers, period, share, slowdown, temperature, tokenizer, whole};
+use crate::values::{
+    Advertised, advertised, at_least_1, dashboard, memory, peers, period, share, slowdown, temperature, tokenizer,
+    whole,
+};
 
 /// Trains one model over many machines, whatever their hardware and however slow the links between them.
 #[derive(Debug, Parser)]
@@ -198,8 +201,15 @@ pub(crate) struct Listening {
     pub(crate) listen: Option<SocketAddr>,
 
     /// Address and port that lead here from outside, such as a router's forwarded port; may be repeated.
-    #[arg(long, value_name = "ADDR")]
-    pub(crate) advertise: Vec<SocketAddr>,
+    #[arg(long, value_name = "ADDR", value_parser = advertised)]
+    pub(crate) advertise: Vec<Advertised>,
+}
+
+impl Listening {
+    /// The addresses that lead here from outside.
+    pub(crate) fn addresses(&self) -> Vec<SocketAddr> {
+        self.advertise.iter().flat_map(|advertised| advertised.addresses.clone()).collect()
+    }
 }
 
 /// For whom a ticket is. Machines that have joined may come back in any case.

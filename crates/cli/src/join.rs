@@ -57,7 +57,7 @@ pub(crate) fn join(args: JoinArgs, json: bool) -> Result<(), Failure> {
             },
             identity: args.identity.as_deref().map(|path| identity(path, i)),
             listen: args.listening.listen,
-            advertise: args.listening.advertise.clone(),
+            advertise: args.listening.addresses(),
             pinned: args.pinned,
             slowdown: args.slowdown,
             profile,

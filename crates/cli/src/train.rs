@@ -20,6 +20,7 @@ use crate::failure::Failure;
 use crate::output::{complain, print_json};
 use crate::progress::Progress;
 use crate::report::report;
+use crate::values::Advertised;
 
 /// More peers than this on one machine only get in each other's way.
 const MAX_LOCAL_PEERS: usize = 64;
@@ -213,14 +214,15 @@ pub(crate) fn broker(args: BrokerArgs, json: bool) -> Result<(), Failure> {
     let count = plan.as_ref().map_or(args.peers.or(left).unwrap_or(2), |p| p.peers.len());
     let again = Again::broker(&args, Some(count));
     let entry = Entry { valid: args.limits.ticket_expires, uses: args.limits.ticket_uses, allow: args.allow };
-    let Listening { listen, advertise } = args.listening;
+    let (listen, advertise) = (args.listening.listen, args.listening.addresses());
     let peers = Peers::Joiners(count);
     let options = BrokerOptions { listen, advertise, plan, known, entry, resume, ..BrokerOptions::new(peers) };
     run(&job, &args.run, json, options, &again)
 }
 
 pub(crate) fn check_listening(listening: &Listening) -> Result<(), Failure> {
-    match listening.advertise.iter().find(|addr| addr.port() == 0 || addr.ip().is_unspecified()) {
+    let useless = |a: &&Advertised| a.addresses.iter().any(|addr| addr.port() == 0 || addr.ip().is_unspecified());
+    match listening.advertise.iter().find(useless) {
         Some(addr) => Err(Failure::input(format!("--advertise {addr}: no machine can connect to that address"))
             .hint("give the address and port that lead here from outside, and the port here with --listen")),
         None => Ok(()),

@@ -1,5 +1,7 @@
 //! The values of options, and what is said about wrong ones.
 
+use std::fmt;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
 use std::time::Duration;
 
@@ -34,6 +36,36 @@ pub(crate) fn dashboard(text: &str) -> Result<Dashboard, String> {
         addr => addr.parse().map(Dashboard::At).map_err(|_| {
             "it must be \"off\", or an address with a port such as 127.0.0.1:8800 or 0.0.0.0:8800".to_owned()
         }),
+    }
+}
+
+/// An address that leads to this machine from outside, or a name that leads to several.
+#[derive(Debug, Clone)]
+pub(crate) struct Advertised {
+    text: String,
+    pub(crate) addresses: Vec<SocketAddr>,
+}
+
+impl fmt::Display for Advertised {
+    /// As the user wrote it, since a name may lead elsewhere tomorrow.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// An address or a name, with a port. A name is looked up.
+pub(crate) fn advertised(text: &str) -> Result<Advertised, String> {
+    let advertised = |addresses| Advertised { text: text.to_owned(), addresses };
+    if let Ok(address) = text.parse() {
+        return Ok(advertised(vec![address]));
+    }
+    let has_port = text.rsplit_once(':').is_some_and(|(name, port)| !name.is_empty() && port.parse::<u16>().is_ok());
+    if !has_port {
+        return Err("give an address or a name with a port, such as 192.0.2.1:4433 or home.example.org:4433".into());
+    }
+    match text.to_socket_addrs() {
+        Ok(found) => Ok(advertised(found.collect())),
+        Err(e) => Err(format!("no address is known for this name: {e}")),
     }
 }
 
@@ -75,6 +107,22 @@ pub(crate) fn tokenizer(text: &str) -> Result<Tokenizer, String> {
         None => {
             let names = Tokenizer::NAMES.map(|(name, _)| name).join(", ");
             Err(format!("it is one of {names}, or the path of a tokenizer.json or of its folder"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_is_advertised_by_address_or_name() {
+        let by_name = advertised("localhost:4433").unwrap();
+        assert!(!by_name.addresses.is_empty() && by_name.addresses.iter().all(|a| a.ip().is_loopback()));
+        assert_eq!(by_name.to_string(), "localhost:4433");
+        assert_eq!(advertised("192.0.2.1:4433").unwrap().addresses, ["192.0.2.1:4433".parse().unwrap()]);
+        for without_port in ["localhost", "192.0.2.1", ":4433", "localhost:port"] {
+            assert!(advertised(without_port).unwrap_err().contains("with a port"), "{without_port}");
         }
     }
 }
