@@ -15,7 +15,6 @@ fn help() {
         &["join"],
         &["status"],
         &["runs"],
-        &["report"],
         &["kick"],
         &["invite"],
         &["revoke"],
