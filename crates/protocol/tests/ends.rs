@@ -74,6 +74,21 @@ fn members_read_how_their_part_ends() {
     }
 }
 
+/// Regression: the last one was let go at once, and the others waited for a cut that never came.
+#[test]
+fn all_members_may_leave_at_once() {
+    let mut stage = Stage::training();
+    for m in [0, 1, 2] {
+        stage.say(m, FromPeer::Leaving);
+    }
+    for m in [0, 1, 2] {
+        assert_eq!(stage.stopped(m), Some(&Farewell::Left), "member {m}");
+    }
+    let actions = stage.run.interrupt(stage.now);
+    let ended = |a: &Action| matches!(a, Action::Suspend(_) | Action::Finish(_) | Action::Fail(_));
+    assert!(actions.iter().any(ended), "nobody is left for whom a run that is to stop could wait: {actions:?}");
+}
+
 #[test]
 fn members_of_a_run_that_fails_read_why() {
     let mut stage = Stage::new(3, Invitation::new(TicketRole::Peer, PEERS));

@@ -85,7 +85,10 @@ impl Run {
                     ));
                     return self.drain();
                 }
-                self.dismiss(member)
+                // Those who wait for a cut would wait for ever, since it needs all members.
+                let present = |m: &MemberId| self.roster.is_present(*m);
+                let leavers: Vec<MemberId> = self.leaving.iter().copied().filter(present).collect();
+                leavers.into_iter().flat_map(|m| self.dismiss(m)).collect()
             }
             _ => self.dismiss(member),
         }
