@@ -168,7 +168,7 @@ impl Outcome {
             table.row([
                 device.name.clone(),
                 site.to_owned(),
-                ranges(&stages),
+                units::ranges(&stages),
                 operators.to_string(),
                 units::seconds(load.compute_s),
                 self.share(load.compute_s),
@@ -218,17 +218,4 @@ impl Outcome {
     fn share(&self, seconds: f64) -> String {
         format!("{:.0} %", 100.0 * seconds / self.simulation.step_s)
     }
-}
-
-/// `0–3, 7`.
-fn ranges(numbers: &[usize]) -> String {
-    let mut runs: Vec<(usize, usize)> = Vec::new();
-    for &n in numbers {
-        match runs.last_mut() {
-            Some((_, last)) if *last + 1 == n => *last = n,
-            _ => runs.push((n, n)),
-        }
-    }
-    let text: Vec<String> = runs.iter().map(|(a, b)| if a == b { a.to_string() } else { format!("{a}–{b}") }).collect();
-    if text.is_empty() { "–".into() } else { text.join(", ") }
 }

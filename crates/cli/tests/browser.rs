@@ -114,7 +114,7 @@ impl Run {
         browser.until(what, &format!("return {} === 'lost'", standing(name)));
     }
 
-    /// Has the user stop the run, and waits until it has ended.
+    /// Stops the run as its user would, and waits until it has ended.
     fn stop(&mut self) {
         let pid = self.broker.id().to_string();
         assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
@@ -172,7 +172,7 @@ fn the_page_follows_a_run() -> Result<(), Missing> {
     Ok(())
 }
 
-/// What the keyboard has to reach.
+/// The elements that the keyboard has to reach.
 const REACH: &str = ".plot, .scroll, summary";
 
 fn the_keyboard_reaches_everything() -> Result<(), Missing> {

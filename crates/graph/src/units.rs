@@ -9,6 +9,19 @@ pub fn counted(count: impl TryInto<u64>, thing: &str) -> String {
     }
 }
 
+/// Ascending numbers, with neighbours as a range: `0–3, 7`; `–` for none.
+pub fn ranges(numbers: &[usize]) -> String {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for &n in numbers {
+        match runs.last_mut() {
+            Some((_, last)) if *last + 1 == n => *last = n,
+            _ => runs.push((n, n)),
+        }
+    }
+    let text: Vec<String> = runs.iter().map(|(a, b)| if a == b { a.to_string() } else { format!("{a}–{b}") }).collect();
+    if text.is_empty() { "–".into() } else { text.join(", ") }
+}
+
 /// Three digits and a decimal prefix: `1.23 M`, `45.6 G`, `789`.
 pub fn count(x: f64) -> String {
     measure(x, "").trim_end().to_owned()
@@ -88,6 +101,12 @@ mod tests {
         let said = [(0, "peer"), (1, "peer"), (2, "peer"), (1, "micro-batch"), (8, "micro-batch"), (2, "process")];
         let said = said.map(|(count, thing)| counted(count, thing));
         assert_eq!(said, ["0 peers", "1 peer", "2 peers", "1 micro-batch", "8 micro-batches", "2 processes"]);
+    }
+
+    #[test]
+    fn neighbours_are_a_range() {
+        assert_eq!(ranges(&[0, 1, 2, 3, 7]), "0–3, 7");
+        assert_eq!((ranges(&[5]), ranges(&[])), ("5".into(), "–".into()));
     }
 
     #[test]

@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// A name that would be an attack if it stood on the page as it is.
 const HOSTILE: &str = "<img src=x onerror=\"alert(1)\">&'";
 
-/// What the broker tells people.
+/// A line that the broker tells people.
 enum Told {
     Page(String),
     Ticket(Ticket),

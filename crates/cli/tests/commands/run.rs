@@ -81,7 +81,7 @@ fn the_run_directory_keeps_the_contract() {
     assert_eq!(plan["peers"], serde_json::json!(["peer-0", "peer-1"]));
 }
 
-/// What each peer did in the last step: it adds up to its computing, and is on one clock.
+/// The activities of each peer in the last step follow each other, and have one clock.
 #[test]
 fn the_last_step_is_kept() {
     let (directory, _) = finished_run();

@@ -148,7 +148,7 @@ pub async fn conduct(
     result
 }
 
-/// Has the run's page drawn for those who watch. If it is served, people are told where.
+/// The run's page is drawn for those who watch. If it is served, people are told where.
 fn start_page(
     at: Option<Listening>,
     store: &mut Store,

@@ -36,7 +36,7 @@ pub(crate) struct Board {
     pub(crate) plan: Arc<str>,
     /// The state of the run when somebody last asked for it; `None` before the broker's loop begins.
     pub(crate) look: Option<Arc<Look>>,
-    /// What the peers did in a step not long ago, and when it was noted.
+    /// The activities of the peers in a step not long ago, and the time when they were noted.
     pub(crate) last_step: Option<(Instant, Arc<StepTrace>)>,
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct Look {
     pub(crate) status: RunStatus,
     /// The summary that the run would have if it ended now; `None` before the first plan.
     pub(crate) summary: Option<Summary>,
-    /// What the peers did in the last step; `None` before it.
+    /// The activities of the peers in the last step; `None` before it.
     pub(crate) last_step: Option<StepTrace>,
 }
 

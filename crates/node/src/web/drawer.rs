@@ -1,4 +1,4 @@
-//! Has the board of a run drawn while somebody watches.
+//! The drawer of a run's page, which works while somebody watches.
 
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -71,7 +71,7 @@ impl Drawer {
         }
     }
 
-    /// Has the broker's loop look at the run, unless it did so just before.
+    /// Asks the broker's loop to look at the run, unless it did so just before.
     pub(super) async fn look(&self) {
         // Others wait here, and then need not ask.
         let mut looked = self.looked.lock().await;

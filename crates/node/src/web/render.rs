@@ -22,7 +22,7 @@ const BETWEEN: Duration = Duration::from_secs(30);
 /// takes seconds, and nobody waits for the page so long.
 const PATIENCE: Duration = Duration::from_millis(300);
 
-/// What takes too long to be made for every drawing.
+/// A painter of pages. It keeps the prediction and the job, which take too long to be read for every drawing.
 #[derive(Default)]
 pub(crate) struct Painter {
     /// The text of the plan that was read last, the generation, and when.

@@ -14,7 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// The parts of a page in their order: the name of each, and its HTML.
 pub(crate) type Parts = Vec<(&'static str, Arc<str>)>;
 
-/// What all who draw a page and all who watch it share.
+/// The state that all who draw a page and all who watch it share.
 pub(crate) struct Site {
     /// The newest drawing.
     drawings: watch::Sender<Option<Arc<Drawing>>>,

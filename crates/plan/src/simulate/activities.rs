@@ -1,4 +1,4 @@
-//! What a peer does at each of its instructions.
+//! The activity of a peer at each of its instructions.
 
 use fusionllm_graph::Phase;
 use fusionllm_program::{Address, Instruction, Program};

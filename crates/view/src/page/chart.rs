@@ -8,6 +8,8 @@ use std::fmt::Write as _;
 use maud::{Markup, html};
 use serde_json::json;
 
+use crate::round_step;
+
 /// The most points of a curve. Longer runs are drawn in intervals of steps.
 const MAX_POINTS: usize = 480;
 
@@ -44,7 +46,7 @@ pub(super) struct Mark {
     pub(super) step: u64,
     /// One character that stands above the plot.
     pub(super) sign: char,
-    /// What it is, in words.
+    /// The event in words.
     pub(super) words: String,
 }
 
@@ -94,9 +96,7 @@ impl Axis {
     /// An axis over a range, with about `count` ticks at round numbers.
     fn new(from: f64, to: f64, count: f64) -> Self {
         let span = (to - from).max(f64::MIN_POSITIVE);
-        let rough = span / count;
-        let power = 10f64.powf(rough.log10().floor());
-        let step = [1.0, 2.0, 5.0, 10.0].into_iter().map(|f| f * power).find(|s| *s >= rough).unwrap_or(rough);
+        let step = round_step(span / count);
         let (first, last) = ((from / step).ceil(), (to / step).floor());
         let count = (last - first).clamp(0.0, 100.0) as u32;
         let ticks = (0..=count).map(|i| (first + f64::from(i)) * step).filter(|t| *t <= to).collect();

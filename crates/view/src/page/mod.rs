@@ -38,7 +38,7 @@ pub struct RunView<'a> {
     pub events: &'a [&'a Timed],
     /// The plan, where machines and links are known.
     pub prediction: Option<&'a Prediction>,
-    /// What each peer did in the last step, if it is known.
+    /// The activities of each peer in the last step, if they are known.
     pub last_step: Option<&'a StepTrace>,
     /// The figures of the run so far, or of the whole run.
     pub summary: Option<&'a Summary>,

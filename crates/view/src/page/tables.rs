@@ -54,18 +54,21 @@ fn standing(member: &MemberStatus) -> (String, &'static str) {
 pub(super) fn peers(run: &RunView<'_>) -> Markup {
     let figures = run.summary.map(|s| &s.peers[..]).unwrap_or_default();
     let members = run.status.map(|s| &s.members[..]).unwrap_or_default();
+    let of = |peer: &PeerSummary| members.iter().find(|m| m.name == peer.name);
     // A member that has no share, or that has lost it, has no figures.
     let rest = members.iter().filter(|m| figures.iter().all(|p| p.name != m.name));
-    let of = |peer: &PeerSummary| members.iter().find(|m| m.name == peer.name);
+    let without: Vec<(PeerSummary, &MemberStatus)> = rest.map(|m| (known_of(m), m)).collect();
+    let with = figures.iter().map(|p| (p, of(p)));
+    let all: Vec<_> = with.chain(without.iter().map(|(p, m)| (p, Some(*m)))).collect();
     let heads = ["Peer", "State", "Backend", "Device", "Operators", "Computing a step", "Memory"];
     let rows = html! {
-        @for peer in figures.iter().take(MAX_ROWS) {
+        @for (peer, member) in all.iter().take(MAX_ROWS) {
             tr {
                 th scope="row" { (peer.name) }
-                (state(of(peer), run))
+                (state(*member, run))
                 td { (peer.backend) }
                 td { (peer.device) }
-                td.n { (peer.operators) }
+                td.n { (known((peer.operators > 0).then_some(peer.operators as f64), |n| n.to_string())) }
                 td.n {
                     (known(peer.compute_s, units::seconds))
                     (beside(peer.predicted_compute_s.map(units::seconds)))
@@ -76,28 +79,26 @@ pub(super) fn peers(run: &RunView<'_>) -> Markup {
                 }
             }
         }
-        @for member in rest.clone().take(MAX_ROWS) {
-            tr {
-                th scope="row" { (member.name) }
-                (state(Some(member), run))
-                td { (member.backend) }
-                td { (member.device) }
-                td.n { (known(member.operators.map(|n| n as f64), |n| n.to_string())) }
-                td.n {
-                    (known(member.compute_s, units::seconds))
-                    (beside(member.predicted_compute_s.map(units::seconds)))
-                }
-                td.n { "–" }
-            }
-        }
     };
-    let count = figures.len() + rest.count();
     html! {
-        @if count > 0 {
+        @if !all.is_empty() {
             h2 { "Peers" }
             (table("Peers", &heads, &rows))
-            (more(figures.len()))
+            (more(all.len()))
         }
+    }
+}
+
+/// The figures of a member that its summary does not have.
+fn known_of(member: &MemberStatus) -> PeerSummary {
+    PeerSummary {
+        name: member.name.clone(),
+        backend: member.backend.clone(),
+        device: member.device.clone(),
+        operators: member.operators.unwrap_or(0),
+        compute_s: member.compute_s,
+        predicted_compute_s: member.predicted_compute_s,
+        ..PeerSummary::default()
     }
 }
 

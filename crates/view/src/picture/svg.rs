@@ -14,7 +14,7 @@ pub(crate) struct Svg {
 /// A finished picture.
 #[derive(Debug, Clone)]
 pub struct Picture {
-    /// What it shows, in one sentence.
+    /// A sentence that says what the picture shows.
     title: String,
     width: f64,
     height: f64,

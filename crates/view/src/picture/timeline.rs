@@ -1,6 +1,8 @@
 use fusionllm_graph::units::{bytes, counted, seconds};
 use fusionllm_program::PeerId;
 
+use crate::round_step;
+
 use super::svg::{Anchor, Picture, Svg};
 use fusionllm_plan::{Activity, Simulation, Span};
 use fusionllm_workspace::run_dir::StepTrace;
@@ -48,7 +50,7 @@ pub struct Strip {
     pub name: &'static str,
     /// Seconds from step to step.
     pub step_s: f64,
-    /// What the peers do, by peer and time.
+    /// The activities of the peers, by peer and time.
     pub spans: Vec<Span>,
     /// The messages between peers.
     pub messages: Vec<Message>,
@@ -202,6 +204,7 @@ fn legend(svg: &mut Svg, strips: &[Strip]) {
     let all = [
         Activity::Verdict,
         Activity::Wait,
+        Activity::Offload,
         Activity::Update,
         Activity::WeightGrad,
         Activity::Backward,
@@ -218,9 +221,7 @@ fn legend(svg: &mut Svg, strips: &[Strip]) {
 
 /// Ticks at round times.
 fn axis(svg: &mut Svg, end: f64, x: &impl Fn(f64) -> f64, bottom: f64) {
-    let rough = end / 8.0;
-    let power = 10f64.powf(rough.log10().floor());
-    let step = [1.0, 2.0, 5.0, 10.0].into_iter().map(|f| f * power).find(|s| *s >= rough).unwrap_or(rough);
+    let step = round_step(end / 8.0);
     for i in 0..=(end / step) as usize {
         let t = i as f64 * step;
         svg.line([x(t), TOP - 10.0, x(t), bottom], "rule");

@@ -31,7 +31,7 @@ const NAMES: [&str; 9] = [
     "🖥🖥🖥",
 ];
 
-/// What is asked of a random cluster.
+/// The demands on a random cluster.
 #[derive(Debug, Clone, Copy)]
 struct Shape {
     devices: usize,

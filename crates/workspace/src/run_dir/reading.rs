@@ -1,4 +1,4 @@
-//! What the files of a run tell, whether or not its broker runs.
+//! The facts that the files of a run tell, whether or not its broker runs.
 
 use std::fs;
 use std::io;

@@ -22,7 +22,7 @@ pub struct RunRecord {
     pub metrics: Vec<StepMetrics>,
     /// Everything else that happened.
     pub events: Vec<Timed>,
-    /// What each peer did in the last step, if the run has ended in good order.
+    /// The activities of each peer in the last step, if the run has ended in good order.
     pub last_step: Option<StepTrace>,
     /// The whole run, if it has ended in good order.
     pub summary: Option<Summary>,

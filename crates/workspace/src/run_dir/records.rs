@@ -52,8 +52,8 @@ pub struct Summary {
     pub incidents: Vec<IncidentSummary>,
 }
 
-/// What every peer did in one training step. Times are in seconds since the first of them began, on one clock for all
-/// peers: they are aligned by the verdict, which the broker sends to all of them at once.
+/// The activities of all peers in one training step. Times are in seconds since the first peer began, on one clock for
+/// all peers: they are aligned by the verdict, which the broker sends to all of them at once.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct StepTrace {
     /// The step.
@@ -64,7 +64,7 @@ pub struct StepTrace {
     pub peers: Vec<PeerTrace>,
 }
 
-/// What one peer did in a step.
+/// The activities of one peer in a step.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct PeerTrace {
     /// The peer's name.

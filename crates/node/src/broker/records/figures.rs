@@ -277,7 +277,7 @@ impl Figures {
         }
     }
 
-    /// What each peer did in the last step.
+    /// The activities of each peer in the last step.
     pub(crate) fn last_step(&self, peers: &[PeerFacts]) -> Option<StepTrace> {
         let LastStep { step, step_s, peers: reports } = self.generation.last.as_ref()?;
         let (step, step_s) = (*step, *step_s);

@@ -1,4 +1,4 @@
-//! What the computing thread does, and when.
+//! A record of the computing thread's activities and their times.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;

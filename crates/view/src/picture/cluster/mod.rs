@@ -71,7 +71,7 @@ pub fn cluster(
     svg.finish()
 }
 
-/// What limits the step, and what a faster one would bring.
+/// The part that limits the step, and the gain of a faster one.
 fn sentence(change: &Change, found: Option<&WhatIf>, cluster: &Cluster, simulation: &Simulation) -> String {
     let share = |seconds: f64| percent(seconds / step(simulation));
     let (what, how) = match change {

@@ -132,7 +132,7 @@ pub(super) fn uplinks(svg: &mut Svg, scene: &Scene, layout: &Layout) {
     }
 }
 
-/// What an uplink says, from long to short.
+/// The label of an uplink, from long to short.
 fn uplink_texts(u: &Uplink) -> Vec<String> {
     let busy = u.out.max(u.in_);
     let (rate, latency) = (rate(u.link.bandwidth), seconds(u.link.latency));

@@ -1,8 +1,8 @@
-//! What there is to draw: areas with blocks of devices, and the connections between them.
+//! The scene to draw: areas with blocks of devices, and the connections between them.
 
 use std::collections::{BTreeMap, HashMap};
 
-use fusionllm_graph::units::{bytes, counted, rate, seconds};
+use fusionllm_graph::units::{bytes, counted, ranges, rate, seconds};
 use fusionllm_plan::{Change, Cluster, Device, Line, LineLoad, Link, Place, Plan, Simulation};
 use fusionllm_program::PeerId;
 
@@ -271,7 +271,7 @@ impl Facts<'_> {
         let tooltip = format!(
             "{}{more}: {}; computes up to {} of {} a step, holds up to {} of {}",
             names.join(", "),
-            ranges(stages),
+            named(stages),
             seconds(busy[1] * step),
             seconds(step),
             bytes(peak),
@@ -279,7 +279,7 @@ impl Facts<'_> {
         );
         Block {
             title,
-            stages: ranges(stages),
+            stages: named(stages),
             detail: detail.join(" · "),
             count: members.len(),
             busy: (!loads.is_empty()).then_some(busy),
@@ -340,7 +340,7 @@ impl Facts<'_> {
     }
 }
 
-/// What is known of a bundle while its links are gathered.
+/// A bundle of links while they are gathered.
 #[derive(Default)]
 struct Gathered {
     /// From the first end to the second, and back.
@@ -395,14 +395,6 @@ pub(super) fn stem(name: &str) -> &str {
 }
 
 /// `stage 3`, or `stages 0–3, 7`.
-fn ranges(stages: &[usize]) -> String {
-    let mut runs: Vec<(usize, usize)> = Vec::new();
-    for &s in stages {
-        match runs.last_mut() {
-            Some((_, last)) if *last + 1 == s => *last = s,
-            _ => runs.push((s, s)),
-        }
-    }
-    let text: Vec<String> = runs.iter().map(|(a, b)| if a == b { a.to_string() } else { format!("{a}–{b}") }).collect();
-    format!("{} {}", if stages.len() == 1 { "stage" } else { "stages" }, text.join(", "))
+fn named(stages: &[usize]) -> String {
+    format!("{} {}", if stages.len() == 1 { "stage" } else { "stages" }, ranges(stages))
 }

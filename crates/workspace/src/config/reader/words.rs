@@ -160,7 +160,7 @@ const WORDS: &[(&[&str], &str)] = &[
     (&["packing", "sample_packing", "pack_sequences"], "texts are always packed; see `data.documents`"),
 ];
 
-/// What to do about a setting or an option that other trainers have.
+/// Advice about a setting or an option that other trainers have.
 pub fn word_of_others(word: &str) -> Option<&'static str> {
     let word = word.trim_start_matches('-').replace('-', "_").to_lowercase();
     WORDS.iter().find(|(words, _)| words.contains(&word.as_str())).map(|(_, hint)| *hint)
