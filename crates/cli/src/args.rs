@@ -572,9 +572,13 @@ pub(crate) struct ExportArgs {
     /// A run's directory, a checkpoint's, or one with config.json and model.safetensors from Hugging Face.
     pub(crate) checkpoint: PathBuf,
 
-    /// The program whose files to write [default: by the kind of model].
+    /// The program whose files to write [default: by the kind of model; peft if a run trained adapters].
     #[arg(long, value_enum)]
     pub(crate) format: Option<ExportFormat>,
+
+    /// Write the whole model, with the adapters that a run trained added to its weights.
+    #[arg(long, conflicts_with = "format")]
+    pub(crate) merge: bool,
 
     /// The directory to write. It must not contain a model yet.
     #[arg(short, long, value_name = "DIR")]
@@ -589,4 +593,6 @@ pub(crate) enum ExportFormat {
     Torchvision,
     /// The state_dict of a model that was imported from torch.export, as model.safetensors.
     Pt2Weights,
+    /// The adapters that a run trained, as adapter_config.json and adapter_model.safetensors, for PEFT.
+    Peft,
 }

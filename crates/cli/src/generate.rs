@@ -66,6 +66,7 @@ pub(crate) fn generate(args: &GenerateArgs, json: bool) -> Result<(), Failure> {
 pub(crate) fn export(args: &ExportArgs, json: bool) -> Result<(), Failure> {
     let model = SavedModel::open(&args.checkpoint)?;
     let format = args.format.unwrap_or(match &model.network.family {
+        _ if model.network.lora.is_some() && !args.merge => ExportFormat::Peft,
         Family::Gpt2(_) | Family::Decoder(_) => ExportFormat::Hf,
         Family::Resnet(_) => ExportFormat::Torchvision,
         Family::Imported { .. } => ExportFormat::Pt2Weights,
@@ -74,6 +75,7 @@ pub(crate) fn export(args: &ExportArgs, json: bool) -> Result<(), Failure> {
         ExportFormat::Hf => export::hugging_face(&model, &args.output)?,
         ExportFormat::Torchvision => export::torchvision(&model, &args.output)?,
         ExportFormat::Pt2Weights => export::pt2_weights(&model, &args.output)?,
+        ExportFormat::Peft => export::peft(&model, &args.output)?,
     };
     if matches!(format, ExportFormat::Hf) && model.network.tokenizer.is_none() {
         note("no tokenizer is written, because none with so many tokens is known here: copy the model's own");

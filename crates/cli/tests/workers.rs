@@ -201,7 +201,7 @@ fn train_together(mixed: &[Arc<dyn Backend>], precision: Precision, tolerance: f
     let alone = vec![open("cpu").unwrap(); mixed.len()];
     for (model, graph, classes) in [("gpt2", gpt2(), 31.0), ("resnet", resnet(), 10.0), ("llama.pt2", llama, 32.0)] {
         let [expected, got] = [(&alone[..], Precision::F32), (mixed, precision)].map(|(backends, precision)| {
-            let graph = graph.clone().in_precision(precision).unwrap();
+            let graph = graph.clone().in_precision(precision, Precision::F32).unwrap();
             let mut imported = ImportedModel::open(&file, None, ImportOptions::default()).unwrap();
             losses(&graph, backends, classes, |value| match model {
                 "llama.pt2" => imported.initial(value).unwrap(),

@@ -172,7 +172,7 @@ fn batch(
 fn main() -> Result<(), Box<dyn Error>> {
     let options = options()?;
     let (graph, classes) = model(&options.model, options.micro_batches)?;
-    let graph = graph.in_precision(if options.bf16 { Precision::Bf16 } else { Precision::F32 })?;
+    let graph = graph.in_precision(if options.bf16 { Precision::Bf16 } else { Precision::F32 }, Precision::F32)?;
     let train = autodiff::differentiate(&graph, graph.outputs["loss"])?;
     let names: Vec<String> = (0..options.peers).map(|p| format!("p{p}")).collect();
     let plan = equal_compute(&graph, &names, options.micro_batches as u32, Schedule::OneFOneB)?;

@@ -95,7 +95,7 @@ fn depends_on_parameters(graph: &Graph) -> Vec<bool> {
 fn cast_again(b: &mut Builder, v: ValueId) -> Result<ValueId, GraphError> {
     let Some(node) = b.graph().producer(v).map(|n| b.graph().node(n)) else { return Ok(v) };
     let stays = |v: &ValueId| match b.graph().value(*v).kind {
-        ValueKind::Parameter(_) | ValueKind::Buffer(_) | ValueKind::Constant => true,
+        ValueKind::Parameter(_) | ValueKind::Frozen(_) | ValueKind::Buffer(_) | ValueKind::Constant => true,
         ValueKind::Input | ValueKind::RngKey | ValueKind::Result { .. } => false,
     };
     match node.op {

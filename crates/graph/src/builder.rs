@@ -127,6 +127,23 @@ impl Builder {
         self.source(name, TensorType::new(dtype, shape), ValueKind::Parameter(init))
     }
 
+    /// Adds a source of another graph, with its name there, in the type `ty`.
+    ///
+    /// # Errors
+    ///
+    /// The name is taken, or the value is a constant whose content is missing.
+    pub(crate) fn copy_source(&mut self, graph: &Graph, id: ValueId, ty: TensorType) -> Result<ValueId, GraphError> {
+        let Value { name, kind, .. } = graph.value(id);
+        match kind {
+            ValueKind::RngKey => self.rng_key(),
+            ValueKind::Constant => match graph.constants.get(name) {
+                Some(tensor) => self.constant(name, tensor.clone()),
+                None => Err(GraphError::File(format!("the content of constant {name:?} is missing"))),
+            },
+            kind => self.source(name, ty, kind.clone()),
+        }
+    }
+
     /// Adds state without a gradient; see [`Self::update_buffer`].
     pub fn buffer(
         &mut self,

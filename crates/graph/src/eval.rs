@@ -13,17 +13,9 @@ impl Graph {
         // Nodes that no output depends on are dropped, such as the update of running statistics.
         let live = self.ancestors(self.outputs.values().copied());
         for (i, v) in self.values.iter().enumerate() {
-            map[i] = match &v.kind {
-                ValueKind::Input => Some(b.input(&v.name, v.ty.dtype, v.ty.shape.clone())?),
-                ValueKind::Parameter(init) => {
-                    Some(b.parameter(&v.name, v.ty.dtype, v.ty.shape.clone(), init.clone())?)
-                }
-                ValueKind::Buffer(init) => Some(b.buffer(&v.name, v.ty.dtype, v.ty.shape.clone(), init.clone())?),
-                ValueKind::Constant => match self.constants.get(&v.name) {
-                    Some(tensor) => Some(b.constant(&v.name, tensor.clone())?),
-                    None => return Err(GraphError::File(format!("the content of constant {:?} is missing", v.name))),
-                },
+            map[i] = match v.kind {
                 ValueKind::RngKey | ValueKind::Result { .. } => None,
+                _ => Some(b.copy_source(self, ValueId(i as u32), v.ty.clone())?),
             };
         }
         for (n, node) in self.nodes.iter().enumerate().filter(|(n, _)| live[*n]) {

@@ -17,6 +17,8 @@ pub enum ValueKind {
     RngKey,
     /// A trained value.
     Parameter(Init),
+    /// A parameter that is not trained. Nothing changes it, so it has no gradient, and checkpoints do not have it.
+    Frozen(Init),
     /// State that the forward pass may update. It has no gradient.
     Buffer(Init),
     /// A fixed tensor, stored in [`Graph::constants`] under the value's name.
@@ -28,6 +30,16 @@ pub enum ValueKind {
         /// The place of the value among the node's results.
         index: u32,
     },
+}
+
+impl ValueKind {
+    /// How the content is drawn when no weights are loaded. `None` for values that are no state of the model.
+    pub fn init(&self) -> Option<&Init> {
+        match self {
+            Self::Parameter(init) | Self::Frozen(init) | Self::Buffer(init) => Some(init),
+            Self::Input | Self::RngKey | Self::Constant | Self::Result { .. } => None,
+        }
+    }
 }
 
 /// A tensor in the graph.
@@ -168,6 +180,11 @@ impl Graph {
     /// Trained parameters, in order.
     pub fn parameters(&self) -> impl Iterator<Item = ValueId> {
         self.of_kind(|k| matches!(k, ValueKind::Parameter(_)))
+    }
+
+    /// Parameters that are not trained, in order.
+    pub fn frozen(&self) -> impl Iterator<Item = ValueId> {
+        self.of_kind(|k| matches!(k, ValueKind::Frozen(_)))
     }
 
     /// Buffers, in order.

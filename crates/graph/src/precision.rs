@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use crate::ops::{Binary, Cast, Unary};
 use crate::{Builder, DType, Graph, GraphError, NodeId, Op, TensorType, ValueId, ValueKind};
 
-/// The type in which a model's f32 operators compute. Parameters, buffers, optimizer state and losses are f32 in any
-/// case.
+/// The type in which a model's f32 operators compute, or in which its frozen parameters are kept. Trained parameters,
+/// buffers, optimizer state and losses are f32 in any case.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
@@ -40,18 +40,21 @@ impl fmt::Display for Precision {
 }
 
 impl Graph {
-    /// This forward graph in another precision. Inputs, parameters, buffers, constants and outputs keep their names and
-    /// types.
+    /// This forward graph in another precision, with frozen parameters of type `frozen`. Inputs, parameters, buffers,
+    /// constants and outputs keep their names, and all but frozen parameters keep their types.
     ///
     /// The type of each value is part of the result. So it depends on the graph alone, and not on where the graph is
     /// cut or on who computes. In bf16, casts stand where an operator reads a value in another type than the one in
     /// which it was made. Matrix products, convolutions and attention read their f32 operands in bf16. Operators that
     /// only move or scale numbers take bf16 as it comes. All others compute in f32: losses, norms, softmax and sums.
     /// Backward follows, because a gradient has the type of its value.
-    pub fn in_precision(self, precision: Precision) -> Result<Graph, GraphError> {
-        match precision {
-            Precision::F32 => Ok(self),
-            Precision::Bf16 => Narrowing::new(&self).run(),
+    ///
+    /// A frozen parameter in bf16 is widened where an operator computes in f32, and so for each use anew. It is read
+    /// from a table before it is widened.
+    pub fn in_precision(self, precision: Precision, frozen: Precision) -> Result<Graph, GraphError> {
+        match (precision, frozen) {
+            (Precision::F32, Precision::F32) => Ok(self),
+            _ => Narrowing::new(&self, precision, frozen).run(),
         }
     }
 }
@@ -73,6 +76,7 @@ fn class(op: &Op) -> Class {
         _ if op.view().is_some() => Class::Follow,
         Op::SliceBackward(_)
         | Op::Cat(_)
+        | Op::Embedding(_)
         | Op::Flip(_)
         | Op::ConstantPad(_)
         | Op::Gelu(_)
@@ -96,14 +100,16 @@ struct Forms {
 
 struct Narrowing<'a> {
     graph: &'a Graph,
+    precision: Precision,
+    frozen: Precision,
     b: Builder,
     /// The forms of each value of the f32 graph. Inputs, parameters, buffers and constants come first.
     forms: Vec<Option<Forms>>,
 }
 
 impl<'a> Narrowing<'a> {
-    fn new(graph: &'a Graph) -> Self {
-        Self { graph, b: Builder::new(graph.name.clone()), forms: vec![None; graph.values.len()] }
+    fn new(graph: &'a Graph, precision: Precision, frozen: Precision) -> Self {
+        Self { graph, precision, frozen, b: Builder::new(graph.name.clone()), forms: vec![None; graph.values.len()] }
     }
 
     fn run(mut self) -> Result<Graph, GraphError> {
@@ -129,18 +135,12 @@ impl<'a> Narrowing<'a> {
     /// Copies the values that come from outside, in their order.
     fn sources(&mut self) -> Result<(), GraphError> {
         for (i, v) in self.graph.values.iter().enumerate() {
-            let shape = v.ty.shape.clone();
-            let made = match &v.kind {
-                ValueKind::Input => self.b.input(&v.name, v.ty.dtype, shape)?,
-                ValueKind::RngKey => self.b.rng_key()?,
-                ValueKind::Parameter(init) => self.b.parameter(&v.name, v.ty.dtype, shape, init.clone())?,
-                ValueKind::Buffer(init) => self.b.buffer(&v.name, v.ty.dtype, shape, init.clone())?,
-                ValueKind::Constant => match self.graph.constants.get(&v.name) {
-                    Some(tensor) => self.b.constant(&v.name, tensor.clone())?,
-                    None => return Err(GraphError::File(format!("the content of constant {:?} is missing", v.name))),
-                },
-                ValueKind::Result { .. } => continue,
+            let ty = match (&v.kind, self.frozen, v.ty.dtype) {
+                (ValueKind::Result { .. }, ..) => continue,
+                (ValueKind::Frozen(_), Precision::Bf16, DType::F32) => TensorType::new(DType::BF16, v.ty.shape.clone()),
+                _ => v.ty.clone(),
             };
+            let made = self.b.copy_source(self.graph, ValueId(i as u32), ty)?;
             self.forms[i] = Some(Forms { made, cast: BTreeMap::new() });
         }
         Ok(())
@@ -177,7 +177,7 @@ impl<'a> Narrowing<'a> {
     fn is_narrow(&self, id: NodeId) -> Result<bool, GraphError> {
         let node = self.graph.node(id);
         Ok(match class(&node.op) {
-            Class::Narrow => true,
+            Class::Narrow => self.precision == Precision::Bf16,
             Class::Follow => {
                 let mut any = false;
                 for v in node.inputs.iter().filter(|v| self.graph.ty(**v).dtype == DType::F32) {

@@ -12,6 +12,7 @@ impl fmt::Display for Graph {
                 ValueKind::Input => "input",
                 ValueKind::RngKey => "rng key",
                 ValueKind::Parameter(_) => "parameter",
+                ValueKind::Frozen(_) => "frozen parameter",
                 ValueKind::Buffer(_) => "buffer",
                 ValueKind::Constant => "constant",
                 ValueKind::Result { .. } => continue,

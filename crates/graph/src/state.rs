@@ -9,7 +9,7 @@ pub struct StateTensor {
     pub names: Vec<String>,
     /// Its type.
     pub ty: TensorType,
-    /// Whether it is a parameter that is trained.
+    /// Whether it is a parameter that is trained, or that is trained unless a job freezes it.
     pub trained: bool,
 }
 
@@ -18,7 +18,7 @@ impl Graph {
     pub fn state(&self) -> impl Iterator<Item = StateTensor> {
         self.values.iter().filter_map(|value| {
             let trained = match value.kind {
-                ValueKind::Parameter(_) => true,
+                ValueKind::Parameter(_) | ValueKind::Frozen(_) => true,
                 ValueKind::Buffer(_) => false,
                 _ => return None,
             };

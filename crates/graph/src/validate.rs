@@ -33,7 +33,7 @@ impl Graph {
                 ValueKind::RngKey if v.ty != TensorType::new(DType::I64, []) => {
                     return self.broken(format!("random key {:?} must be an i64 scalar, but is {}", v.name, v.ty));
                 }
-                ValueKind::Parameter(_) if !v.ty.dtype.is_float() => {
+                ValueKind::Parameter(_) | ValueKind::Frozen(_) if !v.ty.dtype.is_float() => {
                     return self.broken(format!("parameter {:?} must have floats, but is {}", v.name, v.ty));
                 }
                 _ => {}

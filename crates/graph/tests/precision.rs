@@ -25,7 +25,7 @@ fn network() -> Graph {
 }
 
 fn narrow(graph: Graph) -> Graph {
-    graph.in_precision(Precision::Bf16).unwrap()
+    graph.in_precision(Precision::Bf16, Precision::F32).unwrap()
 }
 
 fn made(graph: &Graph, node: usize) -> String {
@@ -54,7 +54,7 @@ fn products_are_narrow_and_losses_wide() {
 
 #[test]
 fn in_f32_a_graph_stays_as_it_is() {
-    assert_eq!(network().in_precision(Precision::F32).unwrap(), network());
+    assert_eq!(network().in_precision(Precision::F32, Precision::F32).unwrap(), network());
 }
 
 /// Gradients of parameters are f32. No backward node reads a parameter's cast that forward made, because that would be

@@ -20,8 +20,7 @@ pub(crate) fn cheap(graph: &Graph) -> Vec<bool> {
             None => graph.value(*v).kind == ValueKind::Constant,
         });
         // A view of a parameter is sent: its reader keeps no copy of the parameter.
-        let of_state =
-            node.inputs.iter().any(|v| matches!(graph.value(*v).kind, ValueKind::Parameter(_) | ValueKind::Buffer(_)));
+        let of_state = node.inputs.iter().any(|v| graph.value(*v).kind.init().is_some());
         let before = node.inputs.iter().filter_map(|v| graph.producer(*v)).map(|p| row[p.index()]).max().unwrap_or(0);
         cheap[n] = (constant[n] || (shares_storage(&node.op) && !of_state)) && before < MAX_CHEAP_ROW;
         row[n] = if cheap[n] { before + 1 } else { 0 };

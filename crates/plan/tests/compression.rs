@@ -271,7 +271,7 @@ fn only_values_with_a_gradient_and_gradients_are_coded() {
 fn no_gradient_of_an_activation_is_left_out() {
     for precision in [Precision::F32, Precision::Bf16] {
         let (graph, _) = gpt2();
-        let graph = graph.in_precision(precision).unwrap();
+        let graph = graph.in_precision(precision, Precision::F32).unwrap();
         let train = autodiff::differentiate(&graph, graph.outputs["loss"]).unwrap();
         let programs = scattered(&graph, &train, Compressor::Int8);
         let mut depends: BTreeSet<ValueId> = graph.parameters().collect();
@@ -299,7 +299,7 @@ fn no_gradient_of_an_activation_is_left_out() {
 #[test]
 fn sizes_of_bf16_count_two_bytes() {
     let (graph, _) = gpt2();
-    let graph = graph.in_precision(Precision::Bf16).unwrap();
+    let graph = graph.in_precision(Precision::Bf16, Precision::F32).unwrap();
     let train = autodiff::differentiate(&graph, graph.outputs["loss"]).unwrap();
     let mut seen = BTreeMap::new();
     for (compressor, ratio) in [(Compressor::Bf16, 1.0), (Compressor::Int8, 1.0), (Compressor::TopK, 10.0)] {

@@ -171,7 +171,7 @@ fn refusals_name_the_instruction() {
     insta::assert_snapshot!(refusal(|p| p.values.clear()), @r#"program: node #0 "first.linear" (linear) names a value that does not exist"#);
     insta::assert_snapshot!(refusal(|p| p.instructions.truncate(0)), @"program: the gradient of w is not applied");
     insta::assert_snapshot!(refusal(|p| p.instructions.truncate(p.instructions.len() - 2)), @"program: the gradient of w is not applied");
-    insta::assert_snapshot!(refusal(|p| value(p, "w").ty = TensorType::new(DType::I64, [3, 3])), @r#"program: parameter "w" is i64[3, 3], but only floats are trained"#);
+    insta::assert_snapshot!(refusal(|p| value(p, "w").ty = TensorType::new(DType::I64, [3, 3])), @r#"program: parameter "w" is i64[3, 3], but parameters are floats"#);
     insta::assert_snapshot!(refusal(|p| {
         let clip = p.instructions.iter().position(|i| *i == Instruction::Clip).unwrap();
         p.instructions.swap(clip, clip - 1);

@@ -165,7 +165,9 @@ impl Program {
     pub fn operand(&self, value: ValueId, micro_batch: u32) -> Option<Address> {
         match self.values.get(&value)?.kind {
             ValueKind::RngKey => None,
-            ValueKind::Parameter(_) | ValueKind::Buffer(_) | ValueKind::Constant => Some(Address::Held { value }),
+            ValueKind::Parameter(_) | ValueKind::Frozen(_) | ValueKind::Buffer(_) | ValueKind::Constant => {
+                Some(Address::Held { value })
+            }
             ValueKind::Input | ValueKind::Result { .. } => Some(Address::Value { value, micro_batch }),
         }
     }

@@ -51,8 +51,8 @@ impl Program {
                 ValueKind::RngKey => want(*ty == TensorType::new(DType::I64, []), || {
                     format!("random key {name:?} is {ty}, but must be an i64 scalar")
                 })?,
-                ValueKind::Parameter(_) => {
-                    want(ty.dtype.is_float(), || format!("parameter {name:?} is {ty}, but only floats are trained"))?;
+                ValueKind::Parameter(_) | ValueKind::Frozen(_) => {
+                    want(ty.dtype.is_float(), || format!("parameter {name:?} is {ty}, but parameters are floats"))?;
                 }
                 _ => {}
             }
@@ -140,7 +140,7 @@ impl<'a> Walk<'a> {
         for h in &program.holdings {
             let keeps = match kind(h.value) {
                 Some(ValueKind::Parameter(_) | ValueKind::Buffer(_)) => true,
-                Some(ValueKind::Constant) => !h.owner,
+                Some(ValueKind::Frozen(_) | ValueKind::Constant) => !h.owner,
                 _ => false,
             };
             want(keeps && held.insert(h.value, h.owner).is_none(), || {
@@ -340,7 +340,8 @@ impl<'a> Walk<'a> {
                 matches!(self.part(parameter, part)?.1, Part::Sum { added: 1.., .. } | Part::Received)
             }
             Address::Held { value } => {
-                matches!(self.value(value)?.kind, ValueKind::Parameter(_)) && self.held.contains_key(&value)
+                matches!(self.value(value)?.kind, ValueKind::Parameter(_) | ValueKind::Frozen(_))
+                    && self.held.contains_key(&value)
             }
             Address::OptimizerState { parameter, .. } => self.owns(parameter).is_ok(),
             Address::BufferAfter { .. } => false,

@@ -12,6 +12,7 @@ impl fmt::Display for Program {
         for h in &self.holdings {
             let kind = match self.values.get(&h.value).map(|v| &v.kind) {
                 Some(ValueKind::Parameter(_)) => "parameter",
+                Some(ValueKind::Frozen(_)) => "frozen parameter",
                 Some(ValueKind::Buffer(_)) => "buffer",
                 _ => "constant",
             };

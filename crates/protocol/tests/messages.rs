@@ -165,7 +165,7 @@ fn an_assignment_round_trips() {
 
 /// Postcard writes variants and numbers as variable-length integers. Another layout needs another version.
 #[test]
-fn the_layout_of_version_19() {
+fn the_layout_of_version_20() {
     let bytes = |m: &ToPeer| encode(m).unwrap();
     let run =
         ToPeer::Compute(ComputeCommand::Run { pass: 300, version: 7, kind: PassKind::Train, step: 2, inspect: true });
@@ -180,7 +180,7 @@ fn the_layout_of_version_19() {
     let load = BulkHeader::Load { generation: 2, key: TensorKey::value("w"), dtype: DType::F32 };
     assert_eq!(encode(&load).unwrap(), [1, 2, 1, b'w', 0, 1]);
     assert_eq!(encode(&Question::Page).unwrap(), [4]);
-    assert_eq!(VERSION, 19);
+    assert_eq!(VERSION, 20);
 }
 
 /// A joiner of another version reads why it is refused, although its hello has other fields.

@@ -35,7 +35,7 @@ pub(crate) fn gpt2(attention: AttentionImplementation, dropout: f64) -> Graph {
 
 /// The graph in bf16.
 pub(crate) fn narrow(graph: Graph) -> Graph {
-    graph.in_precision(Precision::Bf16).unwrap()
+    graph.in_precision(Precision::Bf16, Precision::F32).unwrap()
 }
 
 pub(crate) fn resnet(dtype: DType) -> Graph {

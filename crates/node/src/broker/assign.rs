@@ -15,10 +15,10 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::codec_updates::CodecAdvisor;
 use super::conductor::Conductor;
+use super::contents::Contents;
 use super::entry::Incoming;
 use super::evaluation::{Evaluation, HeldOut};
 use super::generation::{Generation, Loading, Peer, inputs, sends};
-use super::origin::Contents;
 use super::planner::Proposal;
 use crate::NodeError;
 use crate::net::{self, neighbours};

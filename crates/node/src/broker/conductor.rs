@@ -13,6 +13,7 @@ use fusionllm_protocol::{
     ToPeer, TrainingProgress, decode, encode,
 };
 use fusionllm_transport::{Connection, Lanes, PeerAddr, Ticket};
+use fusionllm_workbench::model::Origin;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::time::MissedTickBehavior;
@@ -24,7 +25,6 @@ use super::generation::{Generation, PeerInput};
 use super::links::Links;
 use super::local::Emulation;
 use super::observer::Observer;
-use super::origin::Origin;
 use super::planner::{PlannerThread, Proposal, Request};
 use super::records::{DiskNews, KeeperEvent, Store};
 use crate::NodeError;

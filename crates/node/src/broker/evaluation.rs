@@ -192,8 +192,8 @@ mod tests {
     use fusionllm_graph::{ValueId, ValueKind};
     use fusionllm_program::share_of_loss;
 
-    use super::super::origin::Origin;
     use super::*;
+    use fusionllm_workbench::model::Origin;
 
     #[test]
     fn every_sample_counts_once() {
@@ -253,10 +253,12 @@ mod tests {
                     let tensor = match &value.kind {
                         ValueKind::Input => inputs[&value.name].clone(),
                         ValueKind::Constant => graph.constants[&value.name].clone(),
-                        ValueKind::Parameter(init) | ValueKind::Buffer(init) => match origin.read(value).unwrap() {
-                            Some(tensor) => tensor,
-                            None => init.draw(1, &value.name, &value.ty).unwrap(),
-                        },
+                        ValueKind::Parameter(init) | ValueKind::Frozen(init) | ValueKind::Buffer(init) => {
+                            match origin.read(value).unwrap() {
+                                Some(tensor) => tensor,
+                                None => init.draw(1, &value.name, &value.ty).unwrap(),
+                            }
+                        }
                         ValueKind::RngKey | ValueKind::Result { .. } => return None,
                     };
                     Some((ValueId(i as u32), backend.upload(&tensor).unwrap()))

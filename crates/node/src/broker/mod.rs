@@ -3,6 +3,7 @@
 mod assign;
 mod codec_updates;
 mod conductor;
+mod contents;
 mod course;
 mod entry;
 mod evaluation;
@@ -13,7 +14,6 @@ mod local;
 mod notices;
 mod observer;
 mod options;
-mod origin;
 mod owner;
 mod planner;
 mod records;
@@ -33,13 +33,12 @@ use fusionllm_plan::Plan;
 use fusionllm_program::PASSES_IN_FLIGHT;
 use fusionllm_protocol::{EvalSchedule, Roster, Run, RunOptions, RunSettings, TrainingProgress};
 use fusionllm_transport::{Endpoint, EndpointOptions, PeerKey, Relay};
-use fusionllm_workbench::model::models;
+use fusionllm_workbench::model::{Origin, models};
 use fusionllm_workspace::config::{Choice, Job, Network, Train};
 use links::{Links, call_back};
 use local::{Children, LocalPeers};
 pub use observer::Observer;
 pub use options::{BrokerOptions, Entry, LocalPeer, Peers};
-use origin::Origin;
 use owner::MAX_OWNERS;
 use planner::PlannerThread;
 pub use records::Resume;
@@ -75,8 +74,10 @@ pub async fn conduct(
     let data = Dataset::open(&job.data, job.train.seed)?;
     let models = models(&mut job)?;
     let model = &models[0];
+    let (origin, notes) = Origin::open(&job, model, resume.is_none())?;
+    let frozen = origin.digest_of_frozen(&model.forward)?;
     if let Some(checkpoint) = &resume {
-        check(checkpoint, &job, &data, model)?;
+        check(checkpoint, &job, &data, model, frozen.as_deref())?;
     }
     let feeds = Feeds::new(model, &data)?;
     let mut early = Vec::new();
@@ -89,11 +90,10 @@ pub async fn conduct(
         note(observer, text);
     }
     let allowed = entry.allow.as_deref().map(allowed).transpose()?;
-    let (origin, notes) = Origin::open(&job, model, resume.is_none())?;
     notes.into_iter().for_each(|text| note(observer, text));
     let done = resume.as_ref().map_or(0, |checkpoint| checkpoint.state().step);
     lowest_rate(&job.train, done).into_iter().for_each(|text| note(observer, text));
-    let subject = joiners.then(|| Subject::new(&job, &data, model));
+    let subject = joiners.then(|| Subject::new(&job, &data, model, frozen.clone()));
     if let (Some(left), Some(subject)) = (&left, &subject) {
         left.check(subject, &job.train)?;
     }
@@ -114,7 +114,7 @@ pub async fn conduct(
         let events = events.clone();
         move |event| drop(events.send(Incoming::Keeper(event)))
     };
-    let mut store = Store::open(directory.as_deref(), resume, left.as_ref(), subject, &job, keeper_events)?;
+    let mut store = Store::open(directory.as_deref(), resume, left.as_ref(), subject, frozen, &job, keeper_events)?;
     // Processes of this machine need no relay.
     let relay = if joiners { job.network.relay.clone() } else { Relay::None };
     let pinned = matches!(peers, Peers::Emulated { .. });

@@ -15,10 +15,11 @@ const JOB: &str = include_str!("../../../../docs/job.md");
 const TESTBED: &str = include_str!("../../../../docs/testbed.md");
 
 /// Sections of the job document, with the section of the file and the settings that make their keys valid.
-const JOB_SECTIONS: [(&[&str], &str, &[&str]); 14] = [
+const JOB_SECTIONS: [(&[&str], &str, &[&str]); 15] = [
     (&["`[model]`", "GPT-2"], "model", &[]),
     (&["`[model]`", "ResNet"], "model", &["model.family=resnet", "data.train=image.bin"]),
     (&["`[model]`", "Imported from PyTorch"], "model", &["model.file=model.pt2"]),
+    (&["`[lora]`"], "lora", &["lora.rank=16"]),
     (&["`[data]`", "Text"], "data", &[]),
     (&["`[data]`", "CIFAR-10"], "data", &["model.family=resnet", "data.train=image.bin"]),
     (&["`[data]`", "Tensors"], "data", &["model.file=model.pt2", "data.kind=tensors", "data.files=shards"]),

@@ -74,8 +74,8 @@ fn program(c: &Compiler<'_>, peer: PeerId, instructions: Vec<Instruction>, uses:
                 list if list.contains(&peer) => list[0] == peer,
                 _ => continue,
             },
-            // Constants are not saved, so no peer owns them.
-            ValueKind::Constant if uses.reads(v, peer) => false,
+            // What never changes is not saved, so no peer owns it.
+            ValueKind::Frozen(_) | ValueKind::Constant if uses.reads(v, peer) => false,
             _ => continue,
         };
         touched.insert(v);

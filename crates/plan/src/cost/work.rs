@@ -157,7 +157,7 @@ impl Work {
                         kept.push(HeldTensor { value: v, bytes, readers: back.iter().copied().collect() });
                     }
                 }
-                (ValueKind::Parameter(_) | ValueKind::Buffer(_) | ValueKind::Constant, _) if !trained.contains(&v) => {
+                (kind, _) if (kind.init().is_some() || *kind == ValueKind::Constant) && !trained.contains(&v) => {
                     state.push(HeldTensor { value: v, bytes, readers: both() });
                 }
                 _ => {}

@@ -59,7 +59,7 @@ fn chosen(program: &Program, offload: &PeerOffload, made_twice: &HashSet<ValueId
         Address::Part { .. } | Address::Gradient { .. } => offload.gradients.contains(&value.name),
         Address::Held { value: v } => {
             let held = program.holdings.iter().any(|h| h.value == v);
-            let parameter = matches!(value.kind, ValueKind::Parameter(_));
+            let parameter = matches!(value.kind, ValueKind::Parameter(_) | ValueKind::Frozen(_));
             held && parameter && offload.parameters.contains(&value.name)
         }
         Address::OptimizerState { slot, .. } => {

@@ -128,10 +128,7 @@ impl Assignment {
             if !needed.contains_key(key) {
                 return fail(format!("it says where {key} comes from, but no program needs it"));
             }
-            let drawn = key.slot.is_some()
-                || state
-                    .get(key.name.as_str())
-                    .is_some_and(|v| matches!(v.kind, ValueKind::Parameter(_) | ValueKind::Buffer(_)));
+            let drawn = key.slot.is_some() || state.get(key.name.as_str()).is_some_and(|v| v.kind.init().is_some());
             match source {
                 Source::Seed if !drawn => return fail(format!("{key} is a constant, which no seed can draw")),
                 Source::Member(m) if self.contact(*m).is_none() => {

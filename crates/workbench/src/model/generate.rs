@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use fusionllm_backend::{Backend, Tensor, interpret};
 use fusionllm_data::Tokenizer;
-use fusionllm_graph::{CounterRng, DType, HostTensor, ValueId, ValueKind};
+use fusionllm_graph::{CounterRng, DType, HostTensor, ValueId};
 use fusionllm_import::{ImportError, ImportOptions};
 use fusionllm_workspace::config::Family;
 
@@ -185,7 +185,7 @@ impl Generator {
         };
         for v in &graph.values {
             let tensor = match v.kind {
-                ValueKind::Parameter(_) | ValueKind::Buffer(_) => self.model.read(&v.name, &v.ty)?,
+                ref kind if kind.init().is_some() => self.model.read(&v.name, &v.ty)?,
                 _ => continue,
             };
             self.held.insert(v.name.clone(), self.backend.upload(&tensor)?);
@@ -371,7 +371,7 @@ impl Letters {
 mod tests {
     use std::fs;
 
-    use fusionllm_graph::Advice;
+    use fusionllm_graph::{Advice, ValueKind};
     use fusionllm_models::Gpt2Config;
     use fusionllm_workspace::checkpoint::{Checkpoints, Part, State};
     use safetensors::tensor::{Dtype, TensorView};

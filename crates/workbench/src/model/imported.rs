@@ -66,6 +66,11 @@ impl ImportedModel {
         self.imported
     }
 
+    /// Whether the archive has the first content of a parameter or buffer.
+    pub fn has(&self, name: &str) -> bool {
+        self.imported.graph.find(name).is_some_and(|v| self.imported.graph.value(v).kind.init().is_some())
+    }
+
     /// The first content of a value.
     ///
     /// # Errors

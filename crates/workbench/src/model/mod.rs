@@ -1,17 +1,20 @@
 //! Models: graphs from a job, trained models on disk, and models from and for PyTorch.
 
+pub mod adapters;
 pub mod check;
 mod continuation;
 pub mod export;
 pub mod generate;
 pub mod imported;
 mod last_token;
+mod origin;
 mod saved;
 pub mod state;
 
+pub use origin::Origin;
 pub use saved::SavedModel;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use fusionllm_data::{Data, Documents, IMAGE_SIZE, Text};
@@ -38,6 +41,8 @@ pub struct Model {
     pub loss: BatchLoss,
     /// The rest of the model's state, which is no value of the graphs and does not change.
     pub kept: BTreeMap<String, HostTensor>,
+    /// The names of the matrices of adapters, which no file of the model's own weights has.
+    pub adapters: BTreeSet<String>,
 }
 
 impl Model {
@@ -94,19 +99,22 @@ impl Builds {
     /// The job's model at one micro-batch size.
     fn model(&mut self, job: &Job, micro_batch: usize) -> Result<Model, WorkbenchError> {
         let (forward, kept) = forward_of(job, micro_batch)?;
+        let (forward, adapters) = adapters::adapt(job, forward)?;
         let loss = loss_of(&forward)?;
         let group = job.data.group();
         // A second size tells a number of rows from a constant. Few numbers of a model are three times a group.
         let other = if micro_batch == 3 * group { 5 * group } else { 3 * group };
-        let other_graph =
-            self.graphs.entry(other).or_insert_with(|| forward_of(job, other).ok().map(|(graph, _)| graph));
+        let other_graph = self
+            .graphs
+            .entry(other)
+            .or_insert_with(|| Some(adapters::adapt(job, forward_of(job, other).ok()?.0).ok()?.0));
         let other = other_graph.as_ref().map(|graph| (graph, other));
         let (forward, batch_loss) = BatchLoss::of(forward, loss, Sizes { samples: micro_batch, group, other })?;
-        let forward = forward.in_precision(job.train.precision)?;
+        let forward = forward.in_precision(job.train.precision, job.model.frozen_dtype)?;
         let loss = loss_of(&forward)?;
         let train = autodiff::differentiate(&forward, loss)?;
         let eval = forward.evaluation()?;
-        Ok(Model { micro_batch, forward, train, eval, loss: batch_loss, kept })
+        Ok(Model { micro_batch, forward, train, eval, loss: batch_loss, kept, adapters })
     }
 }
 

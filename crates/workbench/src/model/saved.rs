@@ -1,14 +1,22 @@
 //! Trained models on disk: from a run, a checkpoint or Hugging Face.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use fusionllm_data::weights::Weights;
-use fusionllm_graph::{HostTensor, StateTensor, TensorType};
+use fusionllm_graph::lora::LinearLayer;
+use fusionllm_graph::{Graph, HostTensor, StateTensor, TensorType};
 use fusionllm_workspace::checkpoint::{Checkpoint, Part};
 use fusionllm_workspace::config::Network;
 
+use super::export::AdaptedLayers;
 use super::state::names;
+use super::{Origin, adapters, forward};
 use crate::WorkbenchError;
+
+fn has(checkpoint: &Checkpoint, name: &str) -> bool {
+    checkpoint.tensor_types(Part::Model).any(|(stored, _)| stored == name)
+}
 
 /// A network and its tensors, which are read when needed.
 pub struct SavedModel {
@@ -19,8 +27,52 @@ pub struct SavedModel {
 }
 
 enum Tensors {
-    Checkpoint(Box<Checkpoint>),
+    Checkpoint(Box<Checkpoint>, Option<Box<Base>>),
     Published(Weights),
+}
+
+/// What a run left as it was of the model that it trained: its frozen parameters, with the adapters beside them.
+struct Base {
+    origin: Origin,
+    graph: Graph,
+    seed: u64,
+    /// The layers with adapters, by the names of their weights.
+    adapted: BTreeMap<String, LinearLayer>,
+    scale: f64,
+}
+
+impl Base {
+    /// The base of a checkpoint, which must be the one that the run started from. `None` if the run trained the whole
+    /// model.
+    fn open(network: &Network, checkpoint: &Checkpoint) -> Result<Option<Self>, WorkbenchError> {
+        let Some(digest) = &checkpoint.state().frozen else { return Ok(None) };
+        let graph = forward(&network.family, 1, 1)?.freeze(|name| network.freezes(name));
+        let origin = Origin::of_network(network, &graph)?;
+        if origin.digest_of_frozen(&graph)?.as_ref() != Some(digest) {
+            return Err(WorkbenchError::input_with_hint(
+                format!("{}: the weights that the run started from have changed since", checkpoint.path().display()),
+                "restore the files of model.weights or model.file",
+            ));
+        }
+        let layers = network.lora.as_ref().map(|lora| adapters::targets(lora, &graph)).transpose()?;
+        let named = layers.into_iter().flatten().map(|layer| (graph.value(layer.weight).name.clone(), layer));
+        let scale = network.lora.as_ref().map_or(0.0, |lora| lora.adapters().scale);
+        Ok(Some(Self { adapted: named.collect(), origin, seed: checkpoint.state().seed, scale, graph }))
+    }
+
+    /// Reads a parameter that the checkpoint does not have. An adapter beside it is added to it.
+    fn read(&self, name: &str, checkpoint: &Checkpoint) -> Result<HostTensor, WorkbenchError> {
+        let absent = || WorkbenchError::State(format!("{name} is not there"));
+        let value = self.graph.find(name).map(|v| self.graph.value(v)).ok_or_else(absent)?;
+        let tensor = match self.origin.read(value)? {
+            Some(tensor) => tensor,
+            None => value.kind.init().ok_or_else(absent)?.draw(self.seed, name, &value.ty)?,
+        };
+        let Some(layer) = self.adapted.get(name) else { return Ok(tensor) };
+        let [a, b] = layer.adapter_names();
+        let matrices = [checkpoint.read(Part::Model, &a)?, checkpoint.read(Part::Model, &b)?];
+        adapters::merged(&tensor, matrices.each_ref(), self.scale, layer.transposed)
+    }
 }
 
 impl SavedModel {
@@ -39,17 +91,20 @@ impl SavedModel {
             ));
         }
         let published = path.join("config.json").is_file() && !path.join("manifest.json").exists();
-        let tensors = if published {
+        let mut tensors = if published {
             Tensors::Published(Weights::open(path)?)
         } else {
-            Tensors::Checkpoint(Box::new(Checkpoint::find(path)?))
+            Tensors::Checkpoint(Box::new(Checkpoint::find(path)?), None)
         };
         let at = match &tensors {
-            Tensors::Checkpoint(checkpoint) => checkpoint.path(),
-            Tensors::Published(_) => path,
+            Tensors::Checkpoint(checkpoint, _) => checkpoint.path().to_owned(),
+            Tensors::Published(_) => path.to_owned(),
         };
-        let network = Network::at(at)?;
-        Ok(Self { network, path: at.to_owned(), tensors })
+        let network = Network::at(&at)?;
+        if let Tensors::Checkpoint(checkpoint, base) = &mut tensors {
+            *base = Base::open(&network, checkpoint)?.map(Box::new);
+        }
+        Ok(Self { network, path: at, tensors })
     }
 
     /// The directory of the checkpoint.
@@ -60,7 +115,7 @@ impl SavedModel {
     /// The steps that it was trained for, if known.
     pub fn step(&self) -> Option<u64> {
         match &self.tensors {
-            Tensors::Checkpoint(checkpoint) => Some(checkpoint.state().step),
+            Tensors::Checkpoint(checkpoint, _) => Some(checkpoint.state().step),
             Tensors::Published(_) => None,
         }
     }
@@ -69,11 +124,33 @@ impl SavedModel {
     pub(super) fn has(&self, name: &str) -> bool {
         match &self.tensors {
             Tensors::Published(weights) => weights.tensor_types().any(|(stored, _)| stored == name),
-            Tensors::Checkpoint(checkpoint) => checkpoint.tensor_types(Part::Model).any(|(stored, _)| stored == name),
+            Tensors::Checkpoint(checkpoint, _) => has(checkpoint, name),
         }
     }
 
-    /// Reads a parameter or buffer.
+    /// The network's linear layers, and which of them a run trained adapters for. `None` if it trained none.
+    pub(super) fn adapted_layers(&self) -> Option<AdaptedLayers> {
+        let Tensors::Checkpoint(_, Some(base)) = &self.tensors else { return None };
+        let layers = base.graph.linear_layers().into_iter().map(|layer| {
+            let adapted = base.adapted.values().any(|other| other.name == layer.name);
+            (layer, adapted)
+        });
+        self.network.lora.is_some().then(|| AdaptedLayers(layers.collect()))
+    }
+
+    /// Reads a matrix of an adapter.
+    ///
+    /// # Errors
+    ///
+    /// It is missing or damaged.
+    pub(super) fn read_adapter(&self, name: &str) -> Result<HostTensor, WorkbenchError> {
+        match &self.tensors {
+            Tensors::Checkpoint(checkpoint, _) => Ok(checkpoint.read(Part::Model, name)?),
+            Tensors::Published(_) => Err(WorkbenchError::State(format!("{name} is not there"))),
+        }
+    }
+
+    /// Reads a parameter or buffer. If a run trained adapters, they are added to the weights beside them.
     ///
     /// # Errors
     ///
@@ -85,8 +162,11 @@ impl SavedModel {
                 let tensor = StateTensor { names, ty: ty.clone(), trained: true };
                 weights.state_tensor(&tensor)?.ok_or_else(|| WorkbenchError::State(format!("{name} is not there")))
             }
-            Tensors::Checkpoint(checkpoint) => {
-                let tensor = checkpoint.read(Part::Model, name)?;
+            Tensors::Checkpoint(checkpoint, base) => {
+                let tensor = match base {
+                    Some(base) if !has(checkpoint, name) => base.read(name, checkpoint)?,
+                    _ => checkpoint.read(Part::Model, name)?,
+                };
                 if tensor.ty() != ty {
                     return Err(WorkbenchError::input_with_hint(
                         format!(

@@ -1,5 +1,7 @@
 //! The state that a model starts from, as a file of weights has it.
 
+use std::collections::BTreeSet;
+
 use fusionllm_data::Differences;
 use fusionllm_data::weights::Weights;
 use fusionllm_graph::units::counted;
@@ -28,22 +30,23 @@ pub fn names(family: &Family, name: &str) -> Vec<String> {
     }
 }
 
-/// The state of a family's graph, under the names that files have for it.
-pub fn state<'a>(family: &'a Family, graph: &'a Graph) -> impl Iterator<Item = StateTensor> + 'a {
-    graph.state().map(|tensor| StateTensor {
+/// The state of a family's network, under the names that files have for it. Adapters are not part of it.
+pub fn state(family: &Family, graph: &Graph, adapters: &BTreeSet<String>) -> Vec<StateTensor> {
+    let own = graph.state().filter(|tensor| tensor.names.iter().all(|name| !adapters.contains(name)));
+    let known = |tensor: StateTensor| StateTensor {
         names: tensor.names.iter().flat_map(|name| names(family, name)).collect(),
         ..tensor
-    })
+    };
+    own.map(known).collect()
 }
 
-/// Compares a file of weights with a family's graph, and returns notes about their differences.
+/// Compares a file of weights with the state of a family's network, and returns notes about their differences.
 ///
 /// # Errors
 ///
 /// The file is one of another model, or can no longer be read.
-pub fn compare(weights: &Weights, family: &Family, graph: &Graph) -> Result<Vec<String>, WorkbenchError> {
-    let state: Vec<StateTensor> = state(family, graph).collect();
-    let mut differences = weights.compare(&state)?;
+pub fn compare(weights: &Weights, family: &Family, state: &[StateTensor]) -> Result<Vec<String>, WorkbenchError> {
+    let mut differences = weights.compare(state)?;
     if matches!(family, Family::Gpt2(_)) {
         differences.extra.retain(|name| !MASKS.iter().any(|mask| name.ends_with(mask)));
     }

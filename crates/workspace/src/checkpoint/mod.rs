@@ -57,6 +57,10 @@ pub struct State {
     pub graph: String,
     /// Digest of the data, from [`Dataset::digest`](fusionllm_data::Dataset::digest).
     pub data: String,
+    /// Digest of the parameters that are not trained. The checkpoint does not have them: they are in the files that the
+    /// run started from. `None` if all parameters are trained.
+    #[serde(default)]
+    pub frozen: Option<String>,
     /// Loss of the first step of the run.
     pub loss_first: Option<f64>,
 }

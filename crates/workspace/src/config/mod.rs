@@ -7,6 +7,7 @@
 mod data;
 mod files;
 mod gpus;
+mod lora;
 mod model;
 mod network;
 mod networking;
@@ -21,6 +22,7 @@ use fusionllm_plan::Compression;
 use serde::Serialize;
 
 use data::ModelFacts;
+pub use lora::Lora;
 pub use model::{Family, ModelConfig};
 pub use network::Network;
 pub use networking::{Networking, parse_relay};
@@ -41,6 +43,9 @@ use fusionllm_data::Data;
 pub struct Job {
     /// The network.
     pub model: ModelConfig,
+    /// The adapters that are trained instead of the network's own parameters.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lora: Option<Lora>,
     /// The data.
     pub data: Data,
     /// Steps, batches and the update rule.
@@ -126,6 +131,7 @@ impl Job {
         let top = Section::top(&root);
         let files = Files::from(directory);
         let sections = Sections { model: top.section("model")?, data: top.section("data")? };
+        let lora = top.section("lora")?;
         let train = top.section("train")?;
         let plan = top.section("plan")?;
         let compression = top.section("compression")?;
@@ -141,6 +147,7 @@ impl Job {
         let data = data::read(&sections.data, &files, ModelFacts::of(&sections.model, &files)?)?;
         let job = Self {
             model: ModelConfig::read(&sections.model, &files, &data)?,
+            lora: Lora::read(&lora, &files)?,
             data,
             train: Train::read(&train, Section::top(&file).section("train")?.count("steps", 1)?)?,
             plan: Planning::read(&plan, &files)?,
@@ -151,6 +158,11 @@ impl Job {
         };
         job.check(&sections)?;
         Ok(job)
+    }
+
+    /// Whether a parameter of the network, by its name, stays as it is.
+    pub fn freezes(&self, parameter: &str) -> bool {
+        lora::freezes(self.lora.as_ref(), &self.model.freeze, parameter)
     }
 
     /// Micro-batches per step.

@@ -4,13 +4,14 @@ use std::borrow::Cow;
 use std::path::PathBuf;
 
 use fusionllm_data::{CIFAR10_CLASSES, Data};
-use fusionllm_graph::GraphError;
+use fusionllm_graph::{GraphError, Precision};
 use fusionllm_models::decoder::{ConfigError, MODEL_TYPES};
 use fusionllm_models::{AttentionImplementation, Decoder, Gpt2Config, ResNetConfig, ResNetStem};
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
 use super::files::{CONFIG, Files};
+use super::lora::patterns;
 use super::reader::{self, JobError, Json, NULL, Node, Section};
 use super::{divisors, nearest_divisor};
 
@@ -24,6 +25,16 @@ pub struct ModelConfig {
     /// several, or a folder with one or the other. Without them, `train.seed` decides the first parameters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weights: Option<PathBuf>,
+    /// Patterns of the parameters that are not trained. Default none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub freeze: Vec<String>,
+    /// The type in which peers keep parameters that are not trained. Default f32.
+    #[serde(skip_serializing_if = "is_default")]
+    pub frozen_dtype: Precision,
+}
+
+fn is_default(dtype: &Precision) -> bool {
+    *dtype == Precision::default()
 }
 
 /// A family of networks, with the settings of one member.
@@ -85,7 +96,13 @@ fn write_decoder<S: Serializer>(decoder: &Decoder, serializer: S) -> Result<S::O
 const MODEL_TYPE: &str = "model_type";
 
 /// The keys of `[model]` that no `config.json` has.
-const OWN_KEYS: [&str; 4] = ["family", "path", "config", "weights"];
+const OWN_KEYS: [&str; 6] = ["family", "path", "config", "weights", FREEZE, FROZEN_DTYPE];
+
+/// The key of the parameters that are not trained.
+const FREEZE: &str = "freeze";
+
+/// The key of the type in which they are kept.
+const FROZEN_DTYPE: &str = "frozen_dtype";
 
 /// The names of `activation_function`.
 const ACTIVATIONS: [&str; 4] = ["gelu_new", "gelu", "relu", "silu"];
@@ -112,7 +129,8 @@ impl ModelConfig {
     pub(super) fn read(section: &Section<'_>, files: &Files, data: &Data) -> Result<Self, JobError> {
         let family = Self::read_family(section, files, data)?;
         let weights = files.file_or_folder(section, "weights")?.or(files.folder(section, "path")?);
-        Ok(Self { family, weights })
+        let (freeze, frozen_dtype) = read_freezing(section)?;
+        Ok(Self { family, weights, freeze, frozen_dtype })
     }
 
     /// The `config.json` that a section names, itself or with its folder.
@@ -141,6 +159,7 @@ impl ModelConfig {
         };
         let name = named.unwrap_or(default);
         section.path("weights")?;
+        read_freezing(section)?;
         Ok(match name {
             FamilyName::Gpt2 => {
                 Family::Gpt2(read_gpt2(section, data, published.as_ref().map(|json| &json.node), true)?)
@@ -162,6 +181,13 @@ impl ModelConfig {
             }
         })
     }
+}
+
+/// The patterns of the parameters that are not trained, and the type in which they are kept.
+pub(super) fn read_freezing(section: &Section<'_>) -> Result<(Vec<String>, Precision), JobError> {
+    let freeze = patterns(section, FREEZE, "write freeze = [\"embed_tokens\", \"layers.0\"], names or parts of them")?;
+    let types = Precision::ALL.map(|p| (p.name(), p));
+    Ok((freeze, section.choice(FROZEN_DTYPE, &types)?.unwrap_or_default()))
 }
 
 /// Keys of the job file replace those of `config.json`. Vocabulary and positions follow the data where neither has them.

@@ -9,6 +9,7 @@ use fusionllm_models::Decoder;
 
 use super::data::{self, ModelFacts};
 use super::files::Files;
+use super::lora::{self, Lora};
 use super::model::{self, Family, ModelConfig, read_gpt2};
 use super::reader::{self, JobError, Section};
 use super::sections::Train;
@@ -26,9 +27,18 @@ pub struct Network {
     pub micro_batch: usize,
     /// The weights that training starts from, which may no longer be there.
     pub weights: Option<PathBuf>,
+    /// The adapters that are trained instead of the network's own parameters.
+    pub lora: Option<Lora>,
+    /// Patterns of the parameters that are not trained.
+    pub freeze: Vec<String>,
 }
 
 impl Network {
+    /// Whether a parameter, by its name, stays as it is in training.
+    pub fn freezes(&self, parameter: &str) -> bool {
+        lora::freezes(self.lora.as_ref(), &self.freeze, parameter)
+    }
+
     /// The network that `path` leads to: a run directory, a checkpoint, a directory from Hugging Face, a job file or
     /// a `config.json`.
     ///
@@ -69,6 +79,7 @@ impl Network {
         let root = reader::parse(&path.display().to_string(), &super::read_file(path)?)?;
         let top = Section::top(&root);
         let (model, data, train) = (top.section("model")?, top.section("data")?, top.section("train")?);
+        let lora = top.section("lora")?;
         for name in ["plan", "compression", "checkpoint", "eval", "network"] {
             top.section(name)?;
         }
@@ -83,7 +94,9 @@ impl Network {
             Data::Tensors(_) => (None, 1),
         };
         let weights = files.named(&model, "weights")?.or(files.named(&model, "path")?);
-        Ok(Self { family, tokenizer, context, micro_batch, weights })
+        let lora = Lora::read(&lora, &files)?;
+        let (freeze, _) = model::read_freezing(&model)?;
+        Ok(Self { family, tokenizer, context, micro_batch, weights, lora, freeze })
     }
 
     /// The network of a `config.json` from Hugging Face, for one sample of full length.
@@ -104,6 +117,8 @@ impl Network {
                 tokenizer,
                 micro_batch: 1,
                 weights,
+                lora: None,
+                freeze: Vec::new(),
             });
         }
         let empty = reader::parse(&path.display().to_string(), "")?;
@@ -124,7 +139,9 @@ impl Network {
             _ => None,
         };
         let tokenizer = tokenizer_beside(path)?.or(own);
-        Ok(Self { context: gpt2.n_positions, family: Family::Gpt2(gpt2), tokenizer, micro_batch: 1, weights })
+        let context = gpt2.n_positions;
+        let (family, lora, freeze) = (Family::Gpt2(gpt2), None, Vec::new());
+        Ok(Self { context, family, tokenizer, micro_batch: 1, weights, lora, freeze })
     }
 }
 

@@ -94,11 +94,13 @@ pub(crate) struct Subject {
     graph: String,
     data: String,
     seed: u64,
+    /// The digest of the parameters that are not trained.
+    frozen: Option<String>,
 }
 
 impl Subject {
-    pub(crate) fn new(job: &Job, data: &Dataset, model: &Model) -> Self {
-        Self { graph: model.forward.digest(), data: data.digest().to_owned(), seed: job.train.seed }
+    pub(crate) fn new(job: &Job, data: &Dataset, model: &Model, frozen: Option<String>) -> Self {
+        Self { graph: model.forward.digest(), data: data.digest().to_owned(), seed: job.train.seed, frozen }
     }
 }
 

@@ -39,6 +39,8 @@ pub(crate) struct Store {
     pending: Option<StepMetrics>,
     /// Sentences about codecs, by the step that they are reported with.
     codecs: BTreeMap<u64, Vec<String>>,
+    /// The digest of the parameters that are not trained.
+    frozen: Option<String>,
     /// The run's subject, if another broker may go on with it.
     subject: Option<Subject>,
     /// Whether the run's state could not be written the last time, and the error if people do not know it yet.
@@ -71,7 +73,14 @@ pub(crate) fn checkpoints_under_way(model: &Model, optimizer: Optimizer) -> usiz
 }
 
 /// Refuses to resume from a checkpoint of another model or other data, or one after the job's last step.
-pub(crate) fn check(checkpoint: &Checkpoint, job: &Job, data: &Dataset, model: &Model) -> Result<(), NodeError> {
+/// `frozen` is the digest of the parameters that are not trained.
+pub(crate) fn check(
+    checkpoint: &Checkpoint,
+    job: &Job,
+    data: &Dataset,
+    model: &Model,
+    frozen: Option<&str>,
+) -> Result<(), NodeError> {
     let Saved { model: mut saved, optimizer, kept } = saved_tensors(model, job.train.optimizer.update_rule());
     // Earlier versions kept less of the state.
     let stored: BTreeSet<&str> = checkpoint.tensor_types(Part::Model).map(|(name, _)| name).collect();
@@ -90,6 +99,12 @@ pub(crate) fn check(checkpoint: &Checkpoint, job: &Job, data: &Dataset, model: &
                 start_anew,
             ));
         }
+    }
+    if state.frozen.as_deref() != frozen {
+        return Err(NodeError::input_with_hint(
+            format!("{path}: the weights that the run started from have changed since"),
+            "restore the files of model.weights or model.file",
+        ));
     }
     if state.data != data.digest() {
         return Err(NodeError::input_with_hint(
@@ -118,6 +133,7 @@ impl Store {
         resumed: Option<Checkpoint>,
         left: Option<&Left>,
         subject: Option<Subject>,
+        frozen: Option<String>,
         job: &Job,
         on_event: impl Fn(KeeperEvent) + Send + 'static,
     ) -> Result<Self, NodeError> {
@@ -158,6 +174,7 @@ impl Store {
             unsaved: None,
             pending: None,
             codecs: BTreeMap::new(),
+            frozen,
             subject,
             unnoted: (false, None),
             begun: false,
@@ -362,8 +379,8 @@ impl Store {
     ) -> Result<(), NodeError> {
         let mut extra = Vec::new();
         if let Data::Text(text) = &job.data {
-            // With this file, `transformers` loads the checkpoint directory.
-            let config = published_config(&job.model.family, Some(&text.tokenizer));
+            // With this file, `transformers` loads the checkpoint directory, if that has the whole model.
+            let config = published_config(&job.model.family, Some(&text.tokenizer)).filter(|_| self.frozen.is_none());
             extra.extend(config.map(|config| ("config.json", format!("{config:#}").into_bytes())));
         }
         // A checkpoint is at RUN/checkpoints/step-N.
@@ -376,6 +393,7 @@ impl Store {
             seed: job.train.seed,
             graph: model.forward.digest(),
             data: data.digest().to_owned(),
+            frozen: self.frozen.clone(),
             loss_first: self.figures.loss_first(),
         };
         self.keeper.commit(Seal { state, extra, keep: job.checkpoint.keep });

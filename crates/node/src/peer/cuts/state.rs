@@ -1,7 +1,7 @@
 //! A peer's tensors that outlive a step: where their first contents come from, and how snapshots reach the broker.
 
 use bytes::Bytes;
-use fusionllm_graph::{HostTensor, ValueKind};
+use fusionllm_graph::HostTensor;
 use fusionllm_program::TensorKey;
 use fusionllm_protocol::{Assignment, BulkHeader};
 use fusionllm_transport::Connection;
@@ -18,11 +18,10 @@ pub(crate) fn draw(
 ) -> Result<(), NodeError> {
     let state = assignment.state();
     for key in keys {
-        let tensor = match state.get(key.name.as_str()).map(|value| (&value.kind, &value.ty)) {
-            Some((ValueKind::Parameter(init) | ValueKind::Buffer(init), ty)) => {
-                init.draw(assignment.seed, &key.name, ty)?
-            }
-            _ => return Err(NodeError::Protocol(format!("{key} cannot be drawn from a seed"))),
+        let drawn = state.get(key.name.as_str()).and_then(|value| Some((value.kind.init()?, &value.ty)));
+        let tensor = match drawn {
+            Some((init, ty)) => init.draw(assignment.seed, &key.name, ty)?,
+            None => return Err(NodeError::Protocol(format!("{key} cannot be drawn from a seed"))),
         };
         if !load(key, tensor) {
             break;

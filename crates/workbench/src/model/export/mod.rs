@@ -1,5 +1,6 @@
 //! Writes trained models for other programs.
 
+mod peft;
 mod tokenizer;
 mod weights;
 
@@ -9,12 +10,14 @@ use std::path::Path;
 
 use fusionllm_data::Tokenizer;
 use fusionllm_data::{DiskError, write_atomic, write_tensors};
-use fusionllm_graph::ValueKind;
 use fusionllm_models::Gpt2Config;
 use fusionllm_workspace::config::Family;
 use serde_json::{Value, json};
 
+pub use peft::{AdaptedLayers, peft};
+
 use super::SavedModel;
+use super::adapters::PEFT_FILE;
 use crate::WorkbenchError;
 
 const CONFIG: &str = "config.json";
@@ -116,9 +119,7 @@ pub fn pt2_weights(model: &SavedModel, directory: &Path) -> Result<Vec<String>, 
         // Tied parameters are trained under one name and written under all of their names.
         let own = imported.tied.get(&name).unwrap_or(&name);
         let tensor = match imported.graph.find(own).map(|v| imported.graph.value(v)) {
-            Some(value) if matches!(value.kind, ValueKind::Parameter(_) | ValueKind::Buffer(_)) => {
-                model.read(own, &value.ty)?
-            }
+            Some(value) if value.kind.init().is_some() => model.read(own, &value.ty)?,
             _ => match imported.kept.get(&name) {
                 Some(kept) if model.has(&name) => model.read(&name, kept.ty())?,
                 // Earlier versions did not save it.
@@ -171,7 +172,7 @@ pub fn config_json(config: &Gpt2Config, tokenizer: Option<&Tokenizer>) -> Value 
 /// Makes the directory, and refuses one that holds a model.
 fn claim(directory: &Path) -> Result<(), WorkbenchError> {
     fs::create_dir_all(directory).map_err(DiskError::at(directory, "created"))?;
-    match [CONFIG, WEIGHTS, weights::INDEX, TOKENIZER, TOKENIZER_CONFIG]
+    match [CONFIG, WEIGHTS, weights::INDEX, PEFT_FILE, TOKENIZER, TOKENIZER_CONFIG]
         .into_iter()
         .find(|name| directory.join(name).exists())
     {

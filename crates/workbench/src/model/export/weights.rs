@@ -5,7 +5,7 @@ use std::path::Path;
 
 use fusionllm_data::weights::Weights;
 use fusionllm_data::{write_atomic, write_each};
-use fusionllm_graph::{DType, TensorType, ValueKind};
+use fusionllm_graph::{DType, TensorType};
 use fusionllm_workspace::config::Family;
 use serde_json::json;
 
@@ -27,7 +27,7 @@ pub(super) fn write(model: &SavedModel, directory: &Path) -> Result<Vec<String>,
     let file_of = |name: &str| source.as_ref().and_then(|source| source.file_of(name)).unwrap_or(0);
     let mut types: BTreeMap<String, TensorType> = BTreeMap::new();
     let mut files: BTreeMap<usize, Vec<(String, TensorType)>> = BTreeMap::new();
-    for v in graph.values.iter().filter(|v| matches!(v.kind, ValueKind::Parameter(_) | ValueKind::Buffer(_))) {
+    for v in graph.values.iter().filter(|v| v.kind.init().is_some()) {
         let dtype = match v.ty.dtype.is_float() {
             true => stored.get(v.name.as_str()).map_or(default, |ty| ty.dtype),
             false => v.ty.dtype,

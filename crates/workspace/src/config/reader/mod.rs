@@ -103,6 +103,11 @@ impl<'a> Section<'a> {
         own.or_else(|| self.behind.and_then(|items| items.get(key)))
     }
 
+    /// Whether the section itself is written, if only its head.
+    pub(super) fn is_written(&self) -> bool {
+        self.items.is_some()
+    }
+
     /// Whether the setting is written.
     pub(super) fn has(&self, key: &str) -> bool {
         self.written(key).is_some()
