@@ -69,6 +69,9 @@ pub(crate) enum Command {
     /// Check what computes.
     #[command(subcommand)]
     Backend(BackendCommand),
+    /// Show the data of a job.
+    #[command(subcommand)]
+    Data(DataCommand),
     /// Continue a text with a trained language model.
     Generate(GenerateArgs),
     /// Write a trained model for other programs.
@@ -457,6 +460,26 @@ pub(crate) struct CheckBackendArgs {
     /// Check one case in N only, of as many operators as possible, for frameworks that compile each.
     #[arg(long, value_name = "N", default_value = "1", allow_negative_numbers = true)]
     pub(crate) every: NonZeroUsize,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum DataCommand {
+    /// Print training samples as the model sees them, with what it is trained on in colour or in brackets.
+    Show(ShowDataArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ShowDataArgs {
+    /// The job file; `-` reads it from standard input.
+    pub(crate) job: PathBuf,
+
+    /// Number of samples, in the order in which a run draws them.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_least_1::<u32>, allow_negative_numbers = true)]
+    pub(crate) samples: u32,
+
+    /// Override a key of the job file, such as data.context=512.
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
+    pub(crate) set: Vec<String>,
 }
 
 #[derive(Debug, Subcommand)]

@@ -4,6 +4,7 @@ mod again;
 mod allocator;
 mod args;
 mod backend;
+mod data;
 mod devices;
 mod doctor;
 mod failure;
@@ -33,7 +34,7 @@ use clap::error::{ContextKind, ContextValue};
 use fusionllm_graph::units;
 use fusionllm_workspace::config::word_of_others;
 
-use crate::args::{Arguments, BackendCommand, Command, GraphCommand};
+use crate::args::{Arguments, BackendCommand, Command, DataCommand, GraphCommand};
 use crate::failure::Failure;
 use crate::output::Volume;
 
@@ -105,6 +106,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Simulate(args) => plan::simulate_file(&args, arguments.json),
         Command::Profile(args) => profile::profile(&args, arguments.json),
         Command::Backend(BackendCommand::Check(args)) => backend::check(&args, arguments.json),
+        Command::Data(DataCommand::Show(args)) => data::show(&args, arguments.json),
         Command::Generate(args) => generate::generate(&args, arguments.json),
         Command::Export(args) => generate::export(&args, arguments.json),
         Command::Graph(GraphCommand::Import(args)) => import::import(&args, arguments.json),
