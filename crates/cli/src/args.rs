@@ -36,6 +36,8 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// Train on this machine, one process per peer; without a job file, the quick start.
     Train(TrainArgs),
+    /// Train a model of a Hugging Face folder on chats or text: writes a job file, says what fits where, and trains.
+    Finetune(FinetuneArgs),
     /// Start a run over several machines: prints a ticket and waits for peers to join.
     Broker(BrokerArgs),
     /// Join a run as a peer, with the broker's ticket.
@@ -69,8 +71,13 @@ pub(crate) enum Command {
     /// Check what computes.
     #[command(subcommand)]
     Backend(BackendCommand),
+    /// Show the data of a job.
+    #[command(subcommand)]
+    Data(DataCommand),
     /// Continue a text with a trained language model.
     Generate(GenerateArgs),
+    /// Talk with a trained language model.
+    Chat(ChatArgs),
     /// Write a trained model for other programs.
     Export(ExportArgs),
     /// Import, show or check a model as a graph of operators.
@@ -167,6 +174,75 @@ pub(crate) struct TrainArgs {
     /// A worker to compute with, by its command line; peers take workers in turn after the backends.
     #[arg(long, value_name = "CMD")]
     pub(crate) worker: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct FinetuneArgs {
+    /// The folder of a model, as Hugging Face publishes it.
+    pub(crate) folder: PathBuf,
+
+    /// What it learns from: JSON lines with `messages`, `prompt` and `completion` or `text`, or text files.
+    #[arg(required = true, value_name = "DATA")]
+    pub(crate) data: Vec<PathBuf>,
+
+    /// Train all weights. Otherwise adapters beside them are trained (LoRA).
+    #[arg(long)]
+    pub(crate) full: bool,
+
+    /// Go through the data N times [default: 3, or 1 above 10,000 samples].
+    #[arg(long, value_name = "N", conflicts_with = "steps", value_parser = at_least_1::<u64>)]
+    pub(crate) epochs: Option<u64>,
+
+    /// Train for N steps.
+    #[arg(long, value_name = "N", value_parser = at_least_1::<u64>, allow_negative_numbers = true)]
+    pub(crate) steps: Option<u64>,
+
+    /// The job file to write [default: finetune.toml, or another name if that one is another job's].
+    #[arg(long, value_name = "JOB.toml")]
+    pub(crate) job: Option<PathBuf>,
+
+    /// Override a key of the job file, such as lora.rank=8.
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
+    pub(crate) set: Vec<String>,
+
+    /// Seed; the same as --set train.seed=S.
+    #[arg(long, value_name = "S", value_parser = whole::<u64>, allow_negative_numbers = true)]
+    pub(crate) seed: Option<u64>,
+
+    /// Train over several machines: prints a ticket and waits for peers to join.
+    #[arg(long)]
+    pub(crate) broker: bool,
+
+    /// Number of peers [default: 1, or 2 with --broker].
+    #[arg(long, value_name = "N", value_parser = peers, allow_negative_numbers = true)]
+    pub(crate) peers: Option<usize>,
+
+    /// Emulate the devices and links of this file; with --broker, the joiners' machines and links as you know them.
+    #[arg(long, value_name = "T.toml")]
+    pub(crate) testbed: Option<PathBuf>,
+
+    /// Backends of the peers, separated by commas; peers take them in turn [default: cpu].
+    #[arg(long, value_name = "BACKEND", value_delimiter = ',', conflicts_with = "broker")]
+    pub(crate) backend: Vec<String>,
+
+    /// A worker to compute with, by its command line; peers take workers in turn after the backends.
+    #[arg(long, value_name = "CMD", conflicts_with = "broker")]
+    pub(crate) worker: Vec<String>,
+
+    /// Directory for the run's files [default: a new one under runs/].
+    #[arg(long, value_name = "DIR")]
+    pub(crate) run_dir: Option<PathBuf>,
+
+    /// Serve the run's page at this address; any but a loopback one needs the token that is printed. "off" serves none
+    /// [default: 127.0.0.1:8800, or another port that is free].
+    #[arg(long, value_name = "ADDR", value_parser = dashboard)]
+    pub(crate) dashboard: Option<Dashboard>,
+
+    #[command(flatten)]
+    pub(crate) listening: Listening,
+
+    #[command(flatten)]
+    pub(crate) limits: TicketLimits,
 }
 
 #[derive(Debug, Args)]
@@ -460,6 +536,26 @@ pub(crate) struct CheckBackendArgs {
 }
 
 #[derive(Debug, Subcommand)]
+pub(crate) enum DataCommand {
+    /// Print training samples as the model sees them, with what it is trained on in colour or in brackets.
+    Show(ShowDataArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ShowDataArgs {
+    /// The job file; `-` reads it from standard input.
+    pub(crate) job: PathBuf,
+
+    /// Number of samples, in the order in which a run draws them.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_least_1::<u32>, allow_negative_numbers = true)]
+    pub(crate) samples: u32,
+
+    /// Override a key of the job file, such as data.context=512.
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
+    pub(crate) set: Vec<String>,
+}
+
+#[derive(Debug, Subcommand)]
 pub(crate) enum GraphCommand {
     /// Turn a PyTorch model from torch.export into a graph file and its weights.
     Import(ImportArgs),
@@ -565,6 +661,39 @@ pub(crate) struct GenerateArgs {
     /// The tokenizer, if the checkpoint does not name one.
     #[arg(long, value_name = "TOKENIZER", value_parser = tokenizer)]
     pub(crate) tokenizer: Option<Tokenizer>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ChatArgs {
+    /// A run's directory, a checkpoint's, or one with config.json and model.safetensors from Hugging Face.
+    pub(crate) checkpoint: PathBuf,
+
+    /// What the system message says.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+
+    /// Answer this and end. Otherwise each line of standard input is a message, and an empty line forgets all before it.
+    #[arg(short, long, value_name = "TEXT")]
+    pub(crate) message: Option<String>,
+
+    /// The longest answer, in tokens.
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    pub(crate) tokens: usize,
+
+    /// How random the answers are; 0 takes the most likely token each time.
+    #[arg(long, value_name = "T", default_value_t = 0.7)]
+    pub(crate) temperature: f64,
+
+    /// Draw from the smallest set of tokens that have this probability together.
+    #[arg(long, value_name = "P", default_value_t = 0.95)]
+    pub(crate) top_p: f64,
+
+    /// Seed.
+    #[arg(long, value_name = "S", default_value_t = 1)]
+    pub(crate) seed: u64,
+
+    #[command(flatten)]
+    pub(crate) backend: BackendArgs,
 }
 
 #[derive(Debug, Args)]

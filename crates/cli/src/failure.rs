@@ -2,6 +2,7 @@ use std::borrow::Cow;
 use std::error::Error;
 use std::fmt::{self, Display};
 
+use fusionllm_data::DataError;
 use fusionllm_graph::Advice;
 use fusionllm_node::NodeError;
 use fusionllm_plan::PlanError;
@@ -148,6 +149,12 @@ impl From<RunDirError> for Failure {
 
 impl From<JobError> for Failure {
     fn from(e: JobError) -> Self {
+        WorkbenchError::from(e).into()
+    }
+}
+
+impl From<DataError> for Failure {
+    fn from(e: DataError) -> Self {
         WorkbenchError::from(e).into()
     }
 }

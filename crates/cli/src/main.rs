@@ -4,9 +4,12 @@ mod again;
 mod allocator;
 mod args;
 mod backend;
+mod chat;
+mod data;
 mod devices;
 mod doctor;
 mod failure;
+mod finetune;
 mod generate;
 mod graph;
 mod import;
@@ -33,7 +36,7 @@ use clap::error::{ContextKind, ContextValue};
 use fusionllm_graph::units;
 use fusionllm_workspace::config::word_of_others;
 
-use crate::args::{Arguments, BackendCommand, Command, GraphCommand};
+use crate::args::{Arguments, BackendCommand, Command, DataCommand, GraphCommand};
 use crate::failure::Failure;
 use crate::output::Volume;
 
@@ -55,7 +58,7 @@ fn main() -> ExitCode {
     };
     match arguments.command {
         // A broker computes nothing that needs the same memory again, and it may stand on a small machine.
-        Command::Train(_) | Command::Broker(_) => allocator::return_freed_memory(),
+        Command::Train(_) | Command::Finetune(_) | Command::Broker(_) => allocator::return_freed_memory(),
         _ => allocator::keep_freed_memory(),
     }
     output::set_volume(match (arguments.quiet, arguments.verbose) {
@@ -105,6 +108,9 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Simulate(args) => plan::simulate_file(&args, arguments.json),
         Command::Profile(args) => profile::profile(&args, arguments.json),
         Command::Backend(BackendCommand::Check(args)) => backend::check(&args, arguments.json),
+        Command::Data(DataCommand::Show(args)) => data::show(&args, arguments.json),
+        Command::Finetune(args) => finetune::finetune(args, arguments.json),
+        Command::Chat(args) => chat::chat(&args, arguments.json),
         Command::Generate(args) => generate::generate(&args, arguments.json),
         Command::Export(args) => generate::export(&args, arguments.json),
         Command::Graph(GraphCommand::Import(args)) => import::import(&args, arguments.json),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use console::Term;
-use fusionllm_data::{Data, Dataset, Tokenizer};
+use fusionllm_data::{Dataset, Tokenizer};
 use fusionllm_events::{Event, StepMetrics};
 use fusionllm_node::{Observer, Ticket};
 use fusionllm_workbench::model::Model;
@@ -74,10 +74,7 @@ impl Progress {
         if let Ok(style) = ProgressStyle::with_template("{spinner} {wide_msg}") {
             bar.set_style(style);
         }
-        let tokenizer = match &job.data {
-            Data::Text(text) => Some(text.tokenizer.clone()),
-            Data::Cifar10(_) | Data::Tensors(_) => None,
-        };
+        let tokenizer = job.data.written().map(|(tokenizer, _)| tokenizer.clone());
         Self {
             bar,
             steps: job.train.stop,

@@ -3,6 +3,7 @@
 //! A step's samples, their order and their augmentation depend only on the seed and on the number of samples drawn
 //! before. So a resumed run draws the batches that the interrupted run would have drawn.
 
+mod chats;
 mod disk;
 pub mod encoding;
 mod images;
@@ -23,9 +24,10 @@ use std::path::{Path, PathBuf};
 use fusionllm_graph::units::counted;
 use fusionllm_graph::{Advice, DType, GraphError, HostTensor, TensorType};
 
+pub use chats::{ChatTemplate, Message, Rendered, TemplateError};
 pub use disk::{DiskError, sync_directory, write_atomic, write_private, write_private_atomic};
 pub use images::{CLASSES as CIFAR10_CLASSES, SIDE as IMAGE_SIZE};
-pub use options::{Cifar10, Data, Documents, Tensors, Text, Validation};
+pub use options::{Chats, Cifar10, Data, Documents, OnError, Tensors, Text, TrainOn, Validation};
 pub use state::Differences;
 pub use tensor_file::{TensorFile, write_each, write_tensors};
 pub use tokenizer::Tokenizer;
@@ -33,13 +35,14 @@ pub use tokenizer::Tokenizer;
 /// A label that counts neither in the loss nor in the accuracy.
 pub const IGNORED: i64 = -100;
 
-/// The data of a job, in memory.
+/// The data of a job.
 pub struct Dataset {
     source: Source,
 }
 
 enum Source {
     Text(text::Corpus),
+    Chats(chats::Corpus),
     Images(images::Images),
     Tensors(tensors::Tensors),
 }
@@ -48,9 +51,28 @@ enum Source {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Batch {
     /// The tensors. For text: `input_ids` and `labels`, both i64 `[samples, context]`, where the labels are the next
-    /// tokens. With documents apart, `position_ids` of the same type has the place of each token in its document. For images: `pixel_values`, f32 `[samples, 3, 32, 32]`, and `labels`, i64 `[samples]`. For tensors:
-    /// those of the files.
+    /// tokens. With documents apart, `position_ids` of the same type has the place of each token in its document. For chats: as for text, and the labels of what is not
+    /// trained on are [`IGNORED`]. For images: `pixel_values`, f32 `[samples, 3, 32, 32]`, and `labels`, i64 `[samples]`.
+    /// For tensors: those of the files.
     pub tensors: Vec<(Cow<'static, str>, HostTensor)>,
+}
+
+/// A training sample of text or chats.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Example {
+    /// The place that it comes from, for messages.
+    pub origin: String,
+    /// Its tokens without padding, at most one more than the context: the last one is only predicted.
+    pub tokens: Vec<u32>,
+    /// Whether each token is trained on. The first one is never predicted.
+    pub trained: Vec<bool>,
+    /// Tokens at the end of a conversation that are left out, because it is longer than the context.
+    pub cut: usize,
+}
+
+/// Whether a file of JSON lines has conversations, by its first line. A file that cannot be read has none.
+pub fn has_chats(path: &Path) -> bool {
+    chats::is_in(path)
 }
 
 impl Dataset {
@@ -62,6 +84,7 @@ impl Dataset {
     pub fn open(data: &Data, seed: u64) -> Result<Self, DataError> {
         let source = match data {
             Data::Text(text) => Source::Text(text::Corpus::open(text, seed)?),
+            Data::Chats(chats) => Source::Chats(chats::Corpus::open(chats, seed)?),
             Data::Cifar10(cifar10) => Source::Images(images::Images::open(cifar10, seed)?),
             Data::Tensors(tensors) => Source::Tensors(tensors::Tensors::open(tensors, seed)?),
         };
@@ -72,10 +95,11 @@ impl Dataset {
     ///
     /// # Errors
     ///
-    /// A file can no longer be read.
+    /// A file can no longer be read, or has changed. A conversation is broken, and such are not skipped.
     pub fn train_batch(&self, first: u64, samples: usize) -> Result<Batch, DataError> {
         match &self.source {
             Source::Text(corpus) => corpus.train_batch(first, samples),
+            Source::Chats(chats) => chats.train_batch(first, samples),
             Source::Images(images) => images.train_batch(first, samples),
             Source::Tensors(tensors) => tensors.train_batch(first, samples),
         }
@@ -90,6 +114,7 @@ impl Dataset {
     pub fn held_out(&self, samples: &[usize], wanted: impl Fn(&str) -> bool) -> Result<Batch, DataError> {
         let mut batch = match &self.source {
             Source::Text(corpus) => corpus.held_out(samples)?,
+            Source::Chats(chats) => chats.held_out(samples)?,
             Source::Images(images) => images.held_out(samples)?,
             Source::Tensors(tensors) => tensors.held_out(samples, &wanted)?,
         };
@@ -101,6 +126,7 @@ impl Dataset {
     pub fn train_origin(&self, consumed: u64) -> String {
         match &self.source {
             Source::Tensors(tensors) => tensors.train_origin(consumed),
+            Source::Chats(chats) => chats.train_origin(consumed),
             Source::Text(_) | Source::Images(_) => format!("training sample {consumed}"),
         }
     }
@@ -125,6 +151,31 @@ impl Dataset {
         find("NaN", f64::is_nan).or_else(|| find("an infinite number", f64::is_infinite))
     }
 
+    /// A training sample of text or chats as the model sees it. `consumed` samples were drawn before it. Other data have
+    /// none.
+    ///
+    /// # Errors
+    ///
+    /// The same as those of [`Self::train_batch`].
+    pub fn example(&self, consumed: u64) -> Result<Option<Example>, DataError> {
+        let (origin, tokens, trained, cut) = match &self.source {
+            Source::Images(_) | Source::Tensors(_) => return Ok(None),
+            Source::Text(corpus) => {
+                let tokens = corpus.example(consumed);
+                let trained = (0..tokens.len()).map(|place| place > 0).collect();
+                (self.train_origin(consumed), tokens, trained, 0)
+            }
+            Source::Chats(chats) => {
+                let (origin, chats::Written { tokens, mut trained, cut }) = chats.example(consumed)?;
+                if let Some(first) = trained.first_mut() {
+                    *first = false;
+                }
+                (origin, tokens, trained, cut)
+            }
+        };
+        Ok(Some(Example { origin, tokens, trained, cut }))
+    }
+
     /// A sentence about a batch that is larger than the training data.
     pub fn repeated(&self, batch: usize) -> Option<String> {
         let samples = self.train_samples();
@@ -138,6 +189,7 @@ impl Dataset {
     pub fn eval_origin(&self, index: usize) -> String {
         match &self.source {
             Source::Tensors(tensors) => tensors.eval_origin(index),
+            Source::Chats(chats) => chats.eval_origin(index),
             Source::Text(_) | Source::Images(_) => format!("held-out sample {index}"),
         }
     }
@@ -146,6 +198,7 @@ impl Dataset {
     pub fn train_samples(&self) -> usize {
         match &self.source {
             Source::Text(corpus) => corpus.train_samples(),
+            Source::Chats(chats) => chats.train_samples(),
             Source::Images(images) => images.train_samples(),
             Source::Tensors(tensors) => tensors.train_samples(),
         }
@@ -155,6 +208,7 @@ impl Dataset {
     pub fn eval_samples(&self) -> usize {
         match &self.source {
             Source::Text(corpus) => corpus.eval_samples(),
+            Source::Chats(chats) => chats.eval_samples(),
             Source::Images(images) => images.eval_samples(),
             Source::Tensors(tensors) => tensors.eval_samples(),
         }
@@ -166,6 +220,10 @@ impl Dataset {
             Source::Text(corpus) => {
                 let ids = TensorType::new(DType::I64, [samples, corpus.context()]);
                 corpus.names().map(|name| (name.into(), ids.clone())).collect()
+            }
+            Source::Chats(chats) => {
+                let ids = TensorType::new(DType::I64, [samples, chats.context()]);
+                ["input_ids", "labels"].map(|name| (name.into(), ids.clone())).into()
             }
             Source::Images(_) => vec![
                 ("pixel_values".into(), TensorType::new(DType::F32, [samples, 3, images::SIDE, images::SIDE])),
@@ -184,6 +242,7 @@ impl Dataset {
     pub fn digest(&self) -> &str {
         match &self.source {
             Source::Text(corpus) => corpus.digest(),
+            Source::Chats(chats) => chats.digest(),
             Source::Images(images) => images.digest(),
             Source::Tensors(tensors) => tensors.digest(),
         }
@@ -201,6 +260,7 @@ impl fmt::Display for Dataset {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.source {
             Source::Text(corpus) => corpus.fmt(f),
+            Source::Chats(chats) => chats.fmt(f),
             Source::Images(images) => images.fmt(f),
             Source::Tensors(tensors) => tensors.fmt(f),
         }
@@ -236,6 +296,14 @@ pub enum DataError {
         /// Advice to the user.
         hint: &'static str,
     },
+    /// Conversations are broken.
+    #[error("{message}")]
+    Broken {
+        /// Their number, and the first of them: file, line and problem.
+        message: String,
+        /// Advice to the user.
+        hint: String,
+    },
     /// The rows are no whole groups.
     #[error("{message}")]
     Ungrouped {
@@ -259,6 +327,7 @@ impl Advice for DataError {
             Self::Malformed { hint, .. } | Self::TooLittle { hint, .. } | Self::Ungrouped { hint, .. } => {
                 Some((*hint).into())
             }
+            Self::Broken { hint, .. } => Some(hint.into()),
             Self::Weights(e) => e.hint(),
             Self::Tensor(_) => None,
         }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use super::Tokenizer;
+use super::{ChatTemplate, Tokenizer};
 
 /// `[data]`: the data that the model is trained on.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -12,6 +12,8 @@ use super::Tokenizer;
 pub enum Data {
     /// Text, for language models.
     Text(Text),
+    /// Conversations, for language models.
+    Chats(Chats),
     /// Images in CIFAR-10's binary format, for classifiers.
     Cifar10(Cifar10),
     /// Named tensors, for imported models.
@@ -50,6 +52,52 @@ pub struct Text {
     pub documents: Documents,
 }
 
+/// Conversations, of which the model learns the answers.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Chats {
+    /// Files of JSON lines, each with a conversation. The job names one at least.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<PathBuf>,
+    /// How text becomes tokens. Default that in the folder of `model.path`, or else `bytes`.
+    pub tokenizer: Tokenizer,
+    /// How messages become text. Default that in the folder of the tokenizer. Texts need none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub template: Option<ChatTemplate>,
+    /// Tokens per sample. Default 1024.
+    pub context: usize,
+    /// The held-out conversations. Default 0.1.
+    pub validation: Validation,
+    /// Whether each epoch draws the conversations in another order. Default true. Otherwise they come in the order of the
+    /// files.
+    pub shuffle: bool,
+    /// What the model learns. Default the answers.
+    pub train_on: TrainOn,
+    /// The treatment of broken conversations. By default they are an error.
+    pub on_error: OnError,
+}
+
+/// What a model learns of a conversation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TrainOn {
+    /// Its own answers.
+    #[default]
+    Answers,
+    /// All tokens.
+    All,
+}
+
+/// The treatment of conversations that are broken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnError {
+    /// One is an error.
+    #[default]
+    Fail,
+    /// They are left out.
+    Skip,
+}
+
 /// Whether the documents in one sample of text see each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -66,7 +114,7 @@ pub enum Documents {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Validation {
-    /// The last part of each file, as a fraction from 0 to below 1. For tensors, the last part of all samples.
+    /// The last part of each file, as a fraction from 0 to below 1. For tensors and chats, the last part of all samples.
     Fraction(f64),
     /// Separate files.
     Files(Vec<PathBuf>),
@@ -90,10 +138,20 @@ pub struct Cifar10 {
 }
 
 impl Data {
+    /// How text becomes tokens, and the tokens of a sample; `None` for data that are no text.
+    pub fn written(&self) -> Option<(&Tokenizer, usize)> {
+        match self {
+            Self::Text(Text { tokenizer, context, .. }) | Self::Chats(Chats { tokenizer, context, .. }) => {
+                Some((tokenizer, *context))
+            }
+            Self::Cifar10(_) | Self::Tensors(_) => None,
+        }
+    }
+
     /// The number of rows that must be in one micro-batch.
     pub fn group(&self) -> usize {
         match self {
-            Self::Text(_) => 1,
+            Self::Text(_) | Self::Chats(_) => 1,
             Self::Cifar10(Cifar10 { group, .. }) | Self::Tensors(Tensors { group, .. }) => *group,
         }
     }

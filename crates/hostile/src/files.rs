@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use fusionllm_data::weights::Weights;
-use fusionllm_data::{Cifar10, Data, Dataset, Tokenizer};
+use fusionllm_data::{ChatTemplate, Chats, Cifar10, Data, Dataset, Message, OnError, Tokenizer, TrainOn, Validation};
 use fusionllm_graph::{Graph, StateTensor, TensorType, autodiff};
 use fusionllm_import::ImportOptions;
 use fusionllm_node::{RelayUrl, decoders};
@@ -94,6 +94,39 @@ pub(crate) fn images(bytes: &[u8]) -> bool {
         });
         let Ok(data) = Dataset::open(&data, 1) else { return false };
         data.train_batch(0, 2).is_ok()
+    })
+}
+
+/// Lines with conversations.
+pub(crate) fn chats(bytes: &[u8]) -> bool {
+    in_file(bytes, "chats.jsonl", |path| {
+        let template = path.with_extension("jinja");
+        let source =
+            "{% for m in messages %}{{ m | tojson }}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}";
+        if fs::write(&template, source).is_err() {
+            return false;
+        }
+        let data = Data::Chats(Chats {
+            files: vec![path.to_owned()],
+            tokenizer: Tokenizer::Bytes,
+            template: ChatTemplate::open(&template, &Tokenizer::Bytes).ok(),
+            context: 64,
+            validation: Validation::Fraction(0.0),
+            shuffle: true,
+            train_on: TrainOn::Answers,
+            on_error: OnError::Skip,
+        });
+        Dataset::open(&data, 1).is_ok_and(|data| data.train_batch(0, 2).is_ok())
+    })
+}
+
+/// A template for chats, which writes some messages.
+pub(crate) fn template(bytes: &[u8]) -> bool {
+    in_file(bytes, "chat_template.jinja", |path| {
+        let Ok(template) = ChatTemplate::open(path, &Tokenizer::Gpt2) else { return false };
+        let said = [("system", "Be brief."), ("user", "Gr\u{f6}\u{df}e?"), ("assistant", "1.8 <m>\n")];
+        let messages = said.map(|(role, content)| Message::new(role, content));
+        template.render(&messages, false).is_ok() && template.render(&messages[..2], true).is_ok()
     })
 }
 

@@ -71,4 +71,6 @@ pub const TARGETS: &[Target] = &[
     text("testbed", files::testbed),
     text("profile", files::profile),
     text("tokenizer", files::tokenizer),
+    text("chats", files::chats),
+    text("chat-template", files::template),
 ];

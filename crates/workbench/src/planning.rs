@@ -4,7 +4,7 @@ use fusionllm_plan::{
     Cluster, Origin, Plan, PlanOptions, PreparedPlan, SavedPlan, Scheduled, Simulation, Workload, idle_note, prepare,
     schedule, schedule_unknown,
 };
-use fusionllm_program::Program;
+use fusionllm_program::{Address, Program};
 use fusionllm_workspace::config::{Choice, Job};
 
 use crate::WorkbenchError;
@@ -65,6 +65,18 @@ impl Planned {
         let prepared = prepare(self.plan, workload, self.cluster.as_ref(), self.job.compression, optimizer)?;
         let PreparedPlan { plan, programs, simulation } = prepared;
         Ok(Self { plan, programs, predicted: simulation, ..self })
+    }
+
+    /// By peer: the most bytes of tensors that it has in memory during a step, with those that it keeps from step to
+    /// step. `programs` must be there.
+    pub fn memory_bytes(&self) -> Vec<u64> {
+        let slots = self.job.train.optimizer.update_rule().slots().len() as u64;
+        let of = |program: &Program| {
+            let held: u64 = program.holdings.iter().map(|h| program.bytes(Address::Held { value: h.value })).sum();
+            let owned: u64 = program.owned().map(|(v, _)| program.bytes(Address::Held { value: v })).sum();
+            held + slots * owned + program.peak_bytes()
+        };
+        self.programs.iter().map(of).collect()
     }
 
     /// The contents of the plan file where the machines are known: they and all that the prediction needs.

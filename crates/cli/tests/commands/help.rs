@@ -26,6 +26,8 @@ fn help() {
         &["profile"],
         &["generate"],
         &["export"],
+        &["data"],
+        &["data", "show"],
         &["graph"],
         &["graph", "import"],
         &["graph", "show"],

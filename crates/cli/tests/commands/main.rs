@@ -4,6 +4,7 @@
 mod bad_files;
 mod bad_input;
 mod dashboard;
+mod data;
 mod examples;
 mod graph;
 mod help;

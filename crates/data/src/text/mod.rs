@@ -130,6 +130,14 @@ impl Corpus {
         rows.into_batch(self)
     }
 
+    /// The tokens of a sample, one more than it has labels.
+    pub(super) fn example(&self, consumed: u64) -> Vec<u32> {
+        let (epoch, sample) = self.order.at(consumed);
+        let start = self.offset(epoch) + sample * self.context;
+        // Each of them was a `u32` before.
+        self.train.get(start..start + self.context + 1).into_iter().map(|token| token as u32).collect()
+    }
+
     /// The start of an epoch's first context. It leaves room for all contexts of the epoch.
     fn offset(&self, epoch: u64) -> usize {
         let used = self.train_samples() * self.context + 1;

@@ -1,6 +1,7 @@
 //! Tokenizers of Hugging Face's `tokenizers`, read from a `tokenizer.json`.
 
 use std::fmt;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -144,26 +145,52 @@ impl TokenizerFile {
 
     /// The tokens of a text, which is encoded in windows of these sizes.
     pub(super) fn encode_in(&self, windows: Windows, text: &str) -> Result<Vec<u32>, DataError> {
-        self.encode_by(&self.plain, windows, text)
+        self.ids(&self.plain, windows, text)
     }
 
     pub(super) fn encode_with_special(&self, text: &str) -> Result<Vec<u32>, DataError> {
-        let special = self.special.get_or_init(|| {
+        self.ids(self.special(), Windows::USUAL, text)
+    }
+
+    pub(super) fn encode_with_places(&self, text: &str) -> Result<Vec<(u32, Range<usize>)>, DataError> {
+        let special = self.special();
+        let keep = |token: &Token| (token.id, token.start..token.end);
+        if Windows::USUAL.hold(text.len()) {
+            let encoded = self.run(|| special.encode(text, false))?;
+            return Ok(tokens(&encoded).iter().map(keep).collect());
+        }
+        self.in_windows(special, Windows::USUAL, text, keep)
+    }
+
+    /// The tokenizer that finds special tokens in a text.
+    fn special(&self) -> &Tokenizer {
+        self.special.get_or_init(|| {
             let mut special = self.plain.clone();
             special.set_encode_special_tokens(false);
             special
-        });
-        self.encode_by(special, Windows::USUAL, text)
+        })
     }
 
-    fn encode_by(&self, tokenizer: &Tokenizer, windows: Windows, text: &str) -> Result<Vec<u32>, DataError> {
+    fn ids(&self, tokenizer: &Tokenizer, windows: Windows, text: &str) -> Result<Vec<u32>, DataError> {
         if windows.hold(text.len()) {
             return Ok(self.run(|| tokenizer.encode_fast(text, false))?.get_ids().to_vec());
         }
-        windows.encode(text, |parts| {
+        self.in_windows(tokenizer, windows, text, |token| token.id)
+    }
+
+    /// The tokens of a long text, of which `keep` says what is wanted.
+    fn in_windows<T>(
+        &self,
+        tokenizer: &Tokenizer,
+        windows: Windows,
+        text: &str,
+        keep: impl Fn(&Token) -> T,
+    ) -> Result<Vec<T>, DataError> {
+        let encode = |parts: Vec<&str>| {
             let encoded = self.run(|| tokenizer.encode_batch(parts, false))?;
             Ok(encoded.iter().map(tokens).collect())
-        })
+        };
+        windows.encode(text, encode, keep)
     }
 
     pub(super) fn encode_all(&self, texts: &[&str]) -> Result<Vec<Vec<u32>>, DataError> {

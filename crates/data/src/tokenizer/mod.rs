@@ -8,6 +8,7 @@ mod settings;
 mod windows;
 
 use std::fmt;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -159,6 +160,37 @@ impl Tokenizer {
             Self::Bytes => self.encode(text),
             Self::Gpt2 => Ok(gpt2::encode_with_special(text)),
             Self::File(file) => file.encode_with_special(text),
+        }
+    }
+
+    /// The tokens of [`Self::encode_with_special`], each with its bytes in the text. Several tokens of one character have
+    /// the same bytes.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Self::encode`].
+    pub fn encode_with_places(&self, text: &str) -> Result<Vec<(u32, Range<usize>)>, DataError> {
+        if let Self::File(file) = self {
+            return file.encode_with_places(text);
+        }
+        let mut end = 0;
+        let place = |token: u32| {
+            let start = end;
+            // Each byte of the text is in one token.
+            end += self.bytes(token).map_or(0, |bytes| bytes.len());
+            (token, start..end)
+        };
+        Ok(self.encode_with_special(text)?.into_iter().map(place).collect())
+    }
+
+    /// The texts of special tokens by their names, such as `bos_token`, as the templates of chats have them.
+    pub fn special_texts(&self) -> Vec<(String, String)> {
+        match self {
+            Self::Bytes => Vec::new(),
+            Self::Gpt2 => ["bos_token", "eos_token", "unk_token"]
+                .map(|name| (name.to_owned(), self.decode(&[gpt2::END_OF_TEXT])))
+                .into(),
+            Self::File(file) => file.settings().special.clone().into_iter().collect(),
         }
     }
 

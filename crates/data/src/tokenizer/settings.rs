@@ -1,5 +1,6 @@
 //! The settings beside a `tokenizer.json`: which tokens begin and end a text.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -22,6 +23,8 @@ pub(super) struct Settings {
     pub(super) start: Option<u32>,
     /// The tokens that end a text (`eos_token`), the tokenizer's own first.
     pub(super) ends: Vec<u32>,
+    /// The texts of special tokens by the keys that end in `_token`.
+    pub(super) special: BTreeMap<String, String>,
 }
 
 /// A file of settings that cannot be used.
@@ -51,12 +54,11 @@ impl Settings {
         };
         let texts = [read(CONFIG)?, read(SPECIAL_TOKENS)?];
         let numbers = [read(GENERATION)?, read(MODEL)?];
-        let named = |key: &str| {
-            texts.iter().find_map(|settings| {
-                let value = &settings[key];
-                token(value.as_str().or(value["content"].as_str())?)
-            })
-        };
+        let content = |value: &Value| value.as_str().or(value["content"].as_str()).map(str::to_owned);
+        let named = |key: &str| texts.iter().find_map(|settings| token(&content(&settings[key])?));
+        let entries = texts.iter().rev().filter_map(Value::as_object).flatten();
+        let special = entries.filter(|(key, _)| key.ends_with("_token"));
+        let special = special.filter_map(|(key, value)| Some((key.clone(), content(value)?))).collect();
         let numbered = |key: &str| {
             numbers
                 .iter()
@@ -72,7 +74,7 @@ impl Settings {
             }
         }
         let start = named("bos_token").or_else(|| numbered("bos_token_id").into_iter().find(|start| exists(*start)));
-        Ok(Self { start, ends })
+        Ok(Self { start, ends, special })
     }
 }
 

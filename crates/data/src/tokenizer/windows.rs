@@ -35,15 +35,16 @@ impl Windows {
         length <= self.length + self.overlap
     }
 
-    /// The tokens of a text. `encode` returns those of each of its parts, with their bytes counted from the start of
-    /// the part.
-    pub(super) fn encode<E>(
+    /// The tokens of a text, of which `keep` says what is wanted. `encode` returns those of each of its parts, with their
+    /// bytes counted from the start of the part.
+    pub(super) fn encode<T, E>(
         &self,
         text: &str,
         encode: impl Fn(Vec<&str>) -> Result<Vec<Vec<Token>>, E>,
-    ) -> Result<Vec<u32>, E> {
-        let mut ids = Vec::new();
-        // The first window of a round, and the byte of it from which on its tokens are not in `ids`.
+        keep: impl Fn(&Token) -> T,
+    ) -> Result<Vec<T>, E> {
+        let mut kept = Vec::new();
+        // The first window of a round, and the byte of it from which on its tokens are not in `kept`.
         let (mut start, mut settled) = (0, 0);
         let mut length = self.length;
         loop {
@@ -53,7 +54,7 @@ impl Windows {
                 let moved = |t: Token| Token { id: t.id, start: t.start + range.start, end: t.end + range.start };
                 (range, tokens.into_iter().map(moved).collect::<Vec<Token>>())
             });
-            let Some((mut last, mut open)) = windows.next() else { return Ok(ids) };
+            let Some((mut last, mut open)) = windows.next() else { return Ok(kept) };
             open.drain(..first_from(&open, settled));
             length = self.length;
             for (range, mut next) in windows {
@@ -61,13 +62,13 @@ impl Windows {
                     length = 2 * last.len();
                     break;
                 };
-                ids.extend(open[..first_from(&open, place)].iter().map(|token| token.id));
+                kept.extend(open[..first_from(&open, place)].iter().map(&keep));
                 next.drain(..first_from(&next, place));
                 (last, open, settled) = (range, next, place);
             }
             if last.end == text.len() {
-                ids.extend(open.iter().map(|token| token.id));
-                return Ok(ids);
+                kept.extend(open.iter().map(&keep));
+                return Ok(kept);
             }
             start = last.start;
         }
@@ -127,7 +128,7 @@ mod tests {
             work.set(work.get() + parts.iter().map(|part| part.len()).sum::<usize>());
             Ok(parts.into_iter().map(triples).collect())
         };
-        (windows.encode(text, encode).unwrap(), work.get())
+        (windows.encode(text, encode, |token| token.id).unwrap(), work.get())
     }
 
     #[test]

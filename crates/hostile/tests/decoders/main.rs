@@ -39,7 +39,7 @@ fn usual(target: &Target) -> u64 {
     match target.name {
         "assignment" | "operator" => 60_000,
         "weights" | "images" | "manifest" | "profile" | "archive" | "archive-program" | "graph" | "plan"
-        | "tokenizer" => 1_000,
+        | "tokenizer" | "chats" | "chat-template" => 1_000,
         _ => 40_000,
     }
 }

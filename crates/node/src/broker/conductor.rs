@@ -390,7 +390,7 @@ impl Conductor<'_> {
         let counts = self.feeds.targets_per_step(&self.data, planned.job.train.batch);
         let targets = match &planned.job.data {
             _ if counts.is_none() => "samples",
-            Data::Text(_) => "tokens",
+            Data::Text(_) | Data::Chats(_) => "tokens",
             Data::Cifar10(_) => "images",
             Data::Tensors(_) => "targets",
         };

@@ -15,12 +15,13 @@ const JOB: &str = include_str!("../../../../docs/job.md");
 const TESTBED: &str = include_str!("../../../../docs/testbed.md");
 
 /// Sections of the job document, with the section of the file and the settings that make their keys valid.
-const JOB_SECTIONS: [(&[&str], &str, &[&str]); 15] = [
+const JOB_SECTIONS: [(&[&str], &str, &[&str]); 16] = [
     (&["`[model]`", "GPT-2"], "model", &[]),
     (&["`[model]`", "ResNet"], "model", &["model.family=resnet", "data.train=image.bin"]),
     (&["`[model]`", "Imported from PyTorch"], "model", &["model.file=model.pt2"]),
     (&["`[lora]`"], "lora", &["lora.rank=16"]),
     (&["`[data]`", "Text"], "data", &[]),
+    (&["`[data]`", "Chats"], "data", &["data.kind=chats", "data.files=chats.jsonl"]),
     (&["`[data]`", "CIFAR-10"], "data", &["model.family=resnet", "data.train=image.bin"]),
     (&["`[data]`", "Tensors"], "data", &["model.file=model.pt2", "data.kind=tensors", "data.files=shards"]),
     (&["`[train]`"], "train", &[]),
@@ -152,6 +153,8 @@ fn files() -> TempDir {
         fs::write(path, "").unwrap();
     }
     fs::write(dir.path().join("config.json"), "{}").unwrap();
+    fs::write(dir.path().join("chats.jsonl"), r#"{"text": "a"}"#).unwrap();
+    fs::write(dir.path().join("chat.jinja"), "{{ messages[0].content }}").unwrap();
     fs::create_dir(dir.path().join("folder")).unwrap();
     fs::write(dir.path().join("folder/config.json"), "{}").unwrap();
     let tokenizer = include_str!("../../../../testdata/tokenizers/byte_level/tokenizer.json");

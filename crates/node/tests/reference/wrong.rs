@@ -255,9 +255,12 @@ fn kinds(document: &str, heading: &str) -> BTreeMap<String, String> {
 
 /// A file or a folder that a path of a job may lead to.
 fn path_for<'p>(section: &str, key: &str, base: &[(&str, &str, String)]) -> &'p str {
-    let tensors = base.iter().any(|(_, key, value)| *key == "kind" && value == "\"tensors\"");
+    let is = |kind: &str| base.iter().any(|(_, key, value)| *key == "kind" && *value == format!("\"{kind}\""));
+    let (tensors, chats) = (is("tensors"), is("chats"));
     match (section, key) {
         ("data", "files" | "validation") if tensors => "shards/a.safetensors",
+        ("data", "files" | "validation") if chats => "chats.jsonl",
+        ("data", "template") => "chat.jinja",
         ("data", "files" | "validation") => "corpus/a.txt",
         ("data", _) => "image.bin",
         ("model", "config") => "config.json",
@@ -308,7 +311,8 @@ fn testbed_value(key: &str, kind: &str) -> String {
 #[test]
 fn wrong_values_are_tried_with_files_that_are_there() {
     let dir = files();
-    for path in ["corpus/a.txt", "shards/a.safetensors", "image.bin", "model.pt2", "config.json", "folder", "D.toml"] {
+    let jobs = ["corpus/a.txt", "shards/a.safetensors", "image.bin", "model.pt2", "config.json", "folder"];
+    for path in jobs.into_iter().chain(["chats.jsonl", "chat.jinja", "D.toml"]) {
         assert!(Path::new(dir.path()).join(path).exists(), "{path}");
     }
 }

@@ -206,7 +206,7 @@ impl Generator {
         sampling: &Sampling,
         tokens: usize,
         stop: &[String],
-        mut read: impl FnMut(&str) -> bool,
+        read: impl FnMut(&str) -> bool,
     ) -> Result<usize, WorkbenchError> {
         let mut text = [self.tokenizer.opening(), &self.tokenizer.encode(prompt)?].concat();
         if text.is_empty() {
@@ -216,6 +216,34 @@ impl Generator {
                 None => text = self.tokenizer.encode("\n")?,
             }
         }
+        self.go_on(text, sampling, tokens, stop, read)
+    }
+
+    /// Answers a conversation that the model's template has written: like [`Self::generate`], but texts of special tokens
+    /// in `prompt` are such tokens, and nothing comes before it.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Self::generate`].
+    pub fn answer(
+        &mut self,
+        prompt: &str,
+        sampling: &Sampling,
+        tokens: usize,
+        read: impl FnMut(&str) -> bool,
+    ) -> Result<usize, WorkbenchError> {
+        let text = self.tokenizer.encode_with_special(prompt)?;
+        self.go_on(text, sampling, tokens, &[], read)
+    }
+
+    fn go_on(
+        &mut self,
+        mut text: Vec<u32>,
+        sampling: &Sampling,
+        tokens: usize,
+        stop: &[String],
+        mut read: impl FnMut(&str) -> bool,
+    ) -> Result<usize, WorkbenchError> {
         if let Some(unknown) = text.iter().find(|t| **t as usize >= self.bytes.len()) {
             return Err(WorkbenchError::input_with_hint(
                 format!(

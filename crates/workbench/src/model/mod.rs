@@ -17,7 +17,7 @@ pub use saved::SavedModel;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use fusionllm_data::{Data, Documents, IMAGE_SIZE, Text};
+use fusionllm_data::{Chats, Data, Documents, IMAGE_SIZE, Text};
 use fusionllm_graph::batch::{BatchLoss, Doubt, Sizes};
 use fusionllm_graph::{DType, Graph, HostTensor, TrainGraph, ValueId, autodiff};
 use fusionllm_import::{ImportError, ImportOptions};
@@ -191,7 +191,10 @@ fn forward_of(job: &Job, samples: usize) -> Result<(Graph, BTreeMap<String, Host
                 None => Ok((imported.graph, imported.kept)),
             };
         }
-        (Family::Gpt2(_) | Family::Decoder(_), Data::Text(text)) => text.context,
+        (
+            Family::Gpt2(_) | Family::Decoder(_),
+            Data::Text(Text { context, .. }) | Data::Chats(Chats { context, .. }),
+        ) => *context,
         (Family::Gpt2(config), _) => config.n_positions,
         (Family::Decoder(decoder), _) => decoder.longest(),
         (Family::Resnet(_), _) => IMAGE_SIZE,

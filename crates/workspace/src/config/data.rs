@@ -2,7 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use fusionllm_data::{Cifar10, Data, Documents, Tensors, Text, Tokenizer, Validation};
+use fusionllm_data::{
+    ChatTemplate, Chats, Cifar10, Data, DataError, Documents, OnError, Tensors, Text, Tokenizer, TrainOn, Validation,
+    has_chats,
+};
 use fusionllm_graph::Advice;
 
 use super::files::{CONFIG, Files};
@@ -31,7 +34,8 @@ pub(super) fn has_tokenizer(folder: &Path) -> bool {
 
 /// The settings that decide about the network, without the files.
 pub(super) fn without_files(section: &Section<'_>, files: &Files, model: ModelFacts) -> Result<Data, JobError> {
-    match Kind::of(section, model.images)? {
+    let kind = Kind::of(section, files, model.images)?;
+    match kind {
         Kind::Cifar10 => {
             return Ok(Data::Cifar10(Cifar10 {
                 train: Vec::new(),
@@ -49,9 +53,9 @@ pub(super) fn without_files(section: &Section<'_>, files: &Files, model: ModelFa
                 group: 1,
             }));
         }
-        Kind::Text => {}
+        Kind::Text | Kind::Chats => {}
     }
-    let (tokenizer, context) = (tokenizer(section, files, &model)?, context(section)?);
+    let (tokenizer, context) = (tokenizer(section, files, &model)?, context(section, kind)?);
     let validation = Validation::Fraction(0.0);
     let documents = Documents::Joined;
     Ok(Data::Text(Text { files: Vec::new(), tokenizer, context, validation, shuffle: true, documents }))
@@ -59,7 +63,7 @@ pub(super) fn without_files(section: &Section<'_>, files: &Files, model: ModelFa
 
 /// Reads the section.
 pub(super) fn read(section: &Section<'_>, files: &Files, model: ModelFacts) -> Result<Data, JobError> {
-    let kind = Kind::of(section, model.images)?;
+    let kind = Kind::of(section, files, model.images)?;
     if kind == Kind::Tensors {
         let tensors = Tensors {
             files: files.many_within(section, "files", "safetensors")?.unwrap_or_default(),
@@ -95,11 +99,14 @@ pub(super) fn read(section: &Section<'_>, files: &Files, model: ModelFacts) -> R
         }
         return Ok(Data::Cifar10(cifar10));
     }
+    if kind == Kind::Chats {
+        return chats(section, files, &model).map(Data::Chats);
+    }
     let validation = validation(section, files, 0.1)?;
     let tokenizer = tokenizer(section, files, &model)?;
     let text = Text {
         files: files.many(section, "files")?.unwrap_or_default(),
-        context: context(section)?,
+        context: context(section, kind)?,
         validation,
         shuffle: shuffle(section)?,
         documents: documents(section, &tokenizer)?,
@@ -123,18 +130,76 @@ pub(super) fn read(section: &Section<'_>, files: &Files, model: ModelFacts) -> R
     Ok(Data::Text(text))
 }
 
+fn chats(section: &Section<'_>, files: &Files, model: &ModelFacts) -> Result<Chats, JobError> {
+    let tokenizer = tokenizer(section, files, model)?;
+    let chats = Chats {
+        files: files.many(section, "files")?.unwrap_or_default(),
+        template: template(section, files, model, &tokenizer)?,
+        context: context(section, Kind::Chats)?,
+        validation: validation(section, files, 0.1)?,
+        shuffle: shuffle(section)?,
+        train_on: section
+            .choice("train_on", &[("answers", TrainOn::Answers), ("all", TrainOn::All)])?
+            .unwrap_or_default(),
+        on_error: section.choice("on_error", &[("fail", OnError::Fail), ("skip", OnError::Skip)])?.unwrap_or_default(),
+        tokenizer,
+    };
+    section.finish()?;
+    if chats.files.is_empty() {
+        return Err(section.error(
+            "files",
+            "[data] names no files",
+            "write files = [\"chats.jsonl\"], files with a conversation on each line",
+        ));
+    }
+    Ok(chats)
+}
+
+/// The template that is named, or else that of the tokenizer's folder or of the model's.
+fn template(
+    section: &Section<'_>,
+    files: &Files,
+    model: &ModelFacts,
+    tokenizer: &Tokenizer,
+) -> Result<Option<ChatTemplate>, JobError> {
+    const KEY: &str = "template";
+    let broken = |e: DataError| section.error(KEY, e.to_string(), e.hint().unwrap_or_default());
+    if let Some(path) = files.file_or_folder(section, KEY)? {
+        return ChatTemplate::open(&path, tokenizer).map(Some).map_err(broken);
+    }
+    let own = tokenizer.files().first().and_then(|(_, file)| file.parent().map(Path::to_owned));
+    for folder in own.iter().chain(&model.folder).filter(|folder| folder.is_dir()) {
+        if let Some(template) = ChatTemplate::find(folder, tokenizer).map_err(broken)? {
+            return Ok(Some(template));
+        }
+    }
+    Ok(None)
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Text,
+    Chats,
     Cifar10,
     Tensors,
 }
 
 impl Kind {
-    /// `images` says whether the model takes images, which decides the default.
-    fn of(section: &Section<'_>, images: bool) -> Result<Self, JobError> {
-        let kinds = [("text", Self::Text), ("cifar10", Self::Cifar10), ("tensors", Self::Tensors)];
-        Ok(section.choice("kind", &kinds)?.unwrap_or(if images { Self::Cifar10 } else { Self::Text }))
+    /// `images` says whether the model takes images, which decides the default. Otherwise the files do.
+    fn of(section: &Section<'_>, files: &Files, images: bool) -> Result<Self, JobError> {
+        let kinds =
+            [("text", Self::Text), ("chats", Self::Chats), ("cifar10", Self::Cifar10), ("tensors", Self::Tensors)];
+        if let Some(kind) = section.choice("kind", &kinds)? {
+            return Ok(kind);
+        }
+        if images {
+            return Ok(Self::Cifar10);
+        }
+        // An error in the paths is told later.
+        let files = files.many(section, "files").ok().flatten().unwrap_or_default();
+        let are_lines = files.iter().all(|path| path.extension().is_some_and(|e| e.eq_ignore_ascii_case("jsonl")));
+        let are_chats = are_lines && files.first().is_some_and(|path| has_chats(path));
+        Ok(if are_chats { Self::Chats } else { Self::Text })
     }
 }
 
@@ -199,6 +264,8 @@ fn tokenizer(section: &Section<'_>, files: &Files, model: &ModelFacts) -> Result
     opened(&path)
 }
 
-fn context(section: &Section<'_>) -> Result<usize, JobError> {
-    Ok(section.size("context", 1)?.unwrap_or(128))
+fn context(section: &Section<'_>, kind: Kind) -> Result<usize, JobError> {
+    // A conversation is one sample.
+    let default = if kind == Kind::Chats { 1024 } else { 128 };
+    Ok(section.size("context", 1)?.unwrap_or(default))
 }

@@ -36,7 +36,7 @@ use crate::run_dir::TOKENIZER;
 use files::Files;
 use reader::{Node, Section};
 
-use fusionllm_data::Data;
+use fusionllm_data::{ChatTemplate, Data};
 
 /// A whole job, with every default filled in.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -174,7 +174,8 @@ impl Job {
     fn check(&self, at: &Sections<'_>) -> Result<(), JobError> {
         self.check_groups(at)?;
         match (&self.model.family, &self.data) {
-            (Family::Gpt2(_) | Family::Decoder(_), Data::Text(_)) | (Family::Resnet(_), Data::Cifar10(_)) => Ok(()),
+            (Family::Gpt2(_) | Family::Decoder(_), Data::Text(_) | Data::Chats(_)) => Ok(()),
+            (Family::Resnet(_), Data::Cifar10(_)) => Ok(()),
             // The inputs of an imported model are known once it is read.
             (Family::Imported { .. }, _) => Ok(()),
             (Family::Gpt2(_) | Family::Decoder(_) | Family::Resnet(_), Data::Tensors(_)) => Err(at.data.error(
@@ -187,7 +188,7 @@ impl Job {
                 "`data.kind`: a language model learns from text, not from images",
                 "write kind = \"text\" in [data], or family = \"resnet\" in [model]",
             )),
-            (Family::Resnet(_), Data::Text(_)) => Err(at.data.error(
+            (Family::Resnet(_), Data::Text(_) | Data::Chats(_)) => Err(at.data.error(
                 "kind",
                 "`data.kind`: a resnet learns from images, not from text",
                 "write kind = \"cifar10\" in [data], or family = \"gpt2\" in [model]",
@@ -229,16 +230,22 @@ impl Job {
         })
     }
 
-    /// The job as TOML for a file of a run, whose directory is `run` as seen from that file. The run has a tokenizer's
-    /// files of its own ([`RunDir::keep_tokenizer`](crate::run_dir::RunDir::keep_tokenizer)).
+    /// The job as TOML for a file of a run, whose directory is `run` as seen from that file. The run has the files of a
+    /// tokenizer and of a template of its own ([`RunDir::keep_tokenizer`](crate::run_dir::RunDir::keep_tokenizer)).
     ///
     /// # Errors
     ///
     /// The errors of [`Self::to_toml`].
     pub fn to_toml_in_run(&self, run: &Path) -> Result<String, JobError> {
         let mut job = self.clone();
-        if let Data::Text(text) = &mut job.data {
-            text.tokenizer = text.tokenizer.at(&run.join(TOKENIZER));
+        let own = run.join(TOKENIZER);
+        match &mut job.data {
+            Data::Text(text) => text.tokenizer = text.tokenizer.at(&own),
+            Data::Chats(chats) => {
+                chats.tokenizer = chats.tokenizer.at(&own);
+                chats.template = chats.template.as_ref().map(|template| template.at(&own.join(ChatTemplate::FILE)));
+            }
+            Data::Cifar10(_) | Data::Tensors(_) => {}
         }
         job.to_toml()
     }

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::path::PathBuf;
 
-use fusionllm_data::{CIFAR10_CLASSES, Data};
+use fusionllm_data::{CIFAR10_CLASSES, Chats, Data, Text};
 use fusionllm_graph::{GraphError, Precision};
 use fusionllm_models::decoder::{ConfigError, MODEL_TYPES};
 use fusionllm_models::{AttentionImplementation, Decoder, Gpt2Config, ResNetConfig, ResNetStem};
@@ -236,7 +236,9 @@ pub(super) fn at_key(section: &Section<'_>, e: &ConfigError) -> JobError {
 /// The tokens of a sample and of the vocabulary.
 fn sizes(data: &Data) -> (usize, usize) {
     match data {
-        Data::Text(text) => (text.context, text.tokenizer.vocabulary()),
+        Data::Text(Text { tokenizer, context, .. }) | Data::Chats(Chats { tokenizer, context, .. }) => {
+            (*context, tokenizer.vocabulary())
+        }
         // The caller refuses this combination later.
         Data::Cifar10(_) | Data::Tensors(_) => (1, 1),
     }

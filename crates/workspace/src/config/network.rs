@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use fusionllm_data::{Data, Documents, IMAGE_SIZE, Text, Tokenizer, Validation};
+use fusionllm_data::{Chats, Data, Documents, IMAGE_SIZE, Text, Tokenizer, Validation};
 use fusionllm_graph::Advice;
 
 use fusionllm_models::Decoder;
@@ -89,7 +89,9 @@ impl Network {
         let family = ModelConfig::read_family(&model, &files, &data)?;
         let micro_batch = Train::read(&train, None)?.micro_batch.value;
         let (tokenizer, context) = match &data {
-            Data::Text(text) => (Some(text.tokenizer.clone()), text.context),
+            Data::Text(Text { tokenizer, context, .. }) | Data::Chats(Chats { tokenizer, context, .. }) => {
+                (Some(tokenizer.clone()), *context)
+            }
             Data::Cifar10(_) => (None, IMAGE_SIZE),
             Data::Tensors(_) => (None, 1),
         };

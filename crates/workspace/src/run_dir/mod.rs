@@ -32,7 +32,7 @@ use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use fusionllm_data::{DiskError, Tokenizer, write_atomic, write_private, write_private_atomic};
+use fusionllm_data::{ChatTemplate, DiskError, Tokenizer, write_atomic, write_private, write_private_atomic};
 use fusionllm_events::{StepMetrics, Timed};
 use fusionllm_graph::Advice;
 pub use listing::{BrokenRun, RunOverview, RunState, Runs, list_runs};
@@ -266,7 +266,19 @@ impl RunDir {
     /// # Errors
     ///
     /// A file cannot be read or written.
-    pub fn keep_tokenizer(&self, tokenizer: &Tokenizer) -> Result<(), DiskError> {
+    pub fn keep_tokenizer(&self, tokenizer: &Tokenizer, template: Option<&ChatTemplate>) -> Result<(), DiskError> {
+        self.keep_files(tokenizer)?;
+        let Some(template) = template else { return Ok(()) };
+        let directory = self.path.join(TOKENIZER);
+        make(&directory)?;
+        let file = directory.join(ChatTemplate::FILE);
+        match fs::read(&file) {
+            Ok(content) if content == template.source().as_bytes() => Ok(()),
+            _ => write_atomic(&file, template.source().as_bytes()),
+        }
+    }
+
+    fn keep_files(&self, tokenizer: &Tokenizer) -> Result<(), DiskError> {
         let directory = self.path.join(TOKENIZER);
         let files = tokenizer.files();
         let is_there = |(name, path): &(&str, PathBuf)| same_file(path, &directory.join(name));

@@ -243,19 +243,19 @@ fn a_run_keeps_the_files_of_its_tokenizer() {
     let open = |path: &Path| Tokenizer::open(path).unwrap();
     let run = RunDir::create(Some(&dir.path().join("run")), "").unwrap();
     let own = run.path().join("tokenizer");
-    run.keep_tokenizer(&Tokenizer::Gpt2).unwrap();
+    run.keep_tokenizer(&Tokenizer::Gpt2, None).unwrap();
     assert!(!own.exists());
     let names = || {
         let mut names: Vec<_> = fs::read_dir(&own).unwrap().map(|e| e.unwrap().file_name()).collect();
         names.sort();
         names
     };
-    run.keep_tokenizer(&open(&made.join("byte_level"))).unwrap();
+    run.keep_tokenizer(&open(&made.join("byte_level")), None).unwrap();
     assert_eq!(names(), ["chat_template.jinja", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]);
     // Its own files stay, and those of another one replace them.
-    run.keep_tokenizer(&open(&own)).unwrap();
+    run.keep_tokenizer(&open(&own), None).unwrap();
     assert_eq!(open(&own), open(&made.join("byte_level")));
-    run.keep_tokenizer(&open(&made.join("llama/tokenizer.json"))).unwrap();
+    run.keep_tokenizer(&open(&made.join("llama/tokenizer.json")), None).unwrap();
     assert_eq!((names().len(), open(&own)), (2, open(&made.join("llama"))));
     run.discard();
     assert!(!run.path().exists());

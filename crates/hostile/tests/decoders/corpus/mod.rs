@@ -33,6 +33,8 @@ pub(crate) fn samples(name: &str) -> Vec<Vec<u8>> {
         "graph" => programs::graphs(),
         "plan" => vec![programs::plan()],
         "tokenizer" => files::tokenizers(),
+        "chats" => files::chats(),
+        "chat-template" => files::templates(),
         name => files::texts(name),
     }
 }

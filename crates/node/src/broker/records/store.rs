@@ -149,8 +149,10 @@ impl Store {
             }
             _ => RunDir::create(directory, &toml)?,
         };
-        if let Data::Text(text) = &job.data {
-            run.keep_tokenizer(&text.tokenizer)?;
+        match &job.data {
+            Data::Text(text) => run.keep_tokenizer(&text.tokenizer, None)?,
+            Data::Chats(chats) => run.keep_tokenizer(&chats.tokenizer, chats.template.as_ref())?,
+            Data::Cifar10(_) | Data::Tensors(_) => {}
         }
         let mut figures = Figures::new(resumed.as_ref().and_then(|c| c.state().loss_first));
         if let Some(left) = left {
@@ -378,9 +380,9 @@ impl Store {
         model: &Model,
     ) -> Result<(), NodeError> {
         let mut extra = Vec::new();
-        if let Data::Text(text) = &job.data {
+        if let Some((tokenizer, _)) = job.data.written() {
             // With this file, `transformers` loads the checkpoint directory, if that has the whole model.
-            let config = published_config(&job.model.family, Some(&text.tokenizer)).filter(|_| self.frozen.is_none());
+            let config = published_config(&job.model.family, Some(tokenizer)).filter(|_| self.frozen.is_none());
             extra.extend(config.map(|config| ("config.json", format!("{config:#}").into_bytes())));
         }
         // A checkpoint is at RUN/checkpoints/step-N.

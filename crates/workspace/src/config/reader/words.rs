@@ -132,6 +132,26 @@ const WORDS: &[(&[&str], &str)] = &[
         "here it is `data.validation`, a part such as 0.1",
     ),
     (&["tokenizer_name", "tokenizer_path", "tokenizer_name_or_path"], "here it is `data.tokenizer`"),
+    (
+        &[
+            "train_on_inputs",
+            "train_on_prompt",
+            "train_on_responses_only",
+            "assistant_only_loss",
+            "completion_only_loss",
+            "response_template",
+            "roles_to_train",
+        ],
+        "here it is `data.train_on`, \"answers\" or \"all\", with kind = \"chats\" in [data]",
+    ),
+    (
+        &["chat_template", "chat_template_path", "chat_template_jinja"],
+        "here it is `data.template`, the path of a template in Jinja, with kind = \"chats\" in [data]",
+    ),
+    (
+        &["dataset_text_field", "text_column", "field_messages"],
+        "the field's name says what it is: `text`, `messages`, or `prompt` and `completion`; see `data.kind`",
+    ),
     (&["resume_from_checkpoint", "ckpt_path", "resume_from"], "the option --resume names a run or a checkpoint"),
     (
         &["gradient_checkpointing", "activation_checkpointing", "use_reentrant"],
@@ -213,7 +233,7 @@ mod tests {
         let job = Job::quick_start(&[]).unwrap().to_toml().unwrap().parse::<toml::Table>().unwrap();
         let job: BTreeSet<String> = crate::run_dir::settings(&job).into_iter().map(|(key, _)| key).collect();
         // They are written only where they are set.
-        let rare = ["plan.scheduler", "data.files", "model.path"];
+        let rare = ["plan.scheduler", "data.files", "data.template", "data.train_on", "model.path"];
         for (_, hint) in WORDS {
             for name in hint.split('`').skip(1).step_by(2).filter(|name| name.contains('.')) {
                 assert!(job.contains(name) || rare.contains(&name), "{name}");
