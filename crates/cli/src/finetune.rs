@@ -176,7 +176,8 @@ impl Settings {
             "\n[data]\nfiles = [{}]\n# Tokens: {lengths}.\ncontext = {context}\nvalidation = 0.1\n\
              \n[train]\n# {length}\nsteps = {steps}\nbatch = {batch}\n\
              \n[train.optimizer]\nlr = {rate}\nweight_decay = 0.0\nwarmup = {warmup}\ndecay = \"cosine\"\n\
-             \n[eval]\nevery = {every}\nbatches = 0\n\n[checkpoint]\nevery = {every}\n",
+             \n[eval]\nevery = {every}\nbatches = 0\n\n[checkpoint]\nevery = {every}\n\
+             keep_best = true\n",
             files.join(", ")
         );
         job

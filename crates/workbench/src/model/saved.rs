@@ -8,6 +8,7 @@ use fusionllm_graph::lora::LinearLayer;
 use fusionllm_graph::{Graph, HostTensor, StateTensor, TensorType};
 use fusionllm_workspace::checkpoint::{Checkpoint, Part};
 use fusionllm_workspace::config::Network;
+use fusionllm_workspace::run_dir::best_checkpoint;
 
 use super::export::AdaptedLayers;
 use super::state::names;
@@ -76,7 +77,7 @@ impl Base {
 }
 
 impl SavedModel {
-    /// Opens the newest checkpoint of the run at `path`, the checkpoint at `path`, or a directory from Hugging Face
+    /// Opens the newest checkpoint of the run at `path` (the best one, if its job keeps that), the checkpoint at `path`, or a directory from Hugging Face
     /// with `config.json` and `model.safetensors`.
     ///
     /// # Errors
@@ -94,7 +95,7 @@ impl SavedModel {
         let mut tensors = if published {
             Tensors::Published(Weights::open(path)?)
         } else {
-            Tensors::Checkpoint(Box::new(Checkpoint::find(path)?), None)
+            Tensors::Checkpoint(Box::new(Self::checkpoint(path)?), None)
         };
         let at = match &tensors {
             Tensors::Checkpoint(checkpoint, _) => checkpoint.path().to_owned(),
@@ -105,6 +106,16 @@ impl SavedModel {
             *base = Base::open(&network, checkpoint)?.map(Box::new);
         }
         Ok(Self { network, path: at, tensors })
+    }
+
+    /// The checkpoint at `path`. Of a run, it is the newest one, or the best one if the job keeps that.
+    fn checkpoint(path: &Path) -> Result<Checkpoint, WorkbenchError> {
+        if path.join("job.toml").is_file() && !path.join("manifest.json").is_file() && Network::at(path)?.keep_best {
+            if let Some((_, best)) = best_checkpoint(path)? {
+                return Ok(Checkpoint::open(&best)?);
+            }
+        }
+        Ok(Checkpoint::find(path)?)
     }
 
     /// The directory of the checkpoint.

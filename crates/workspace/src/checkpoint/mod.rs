@@ -262,16 +262,22 @@ impl Checkpoints {
         CheckpointWriter::begin(&self.directory, step, model, optimizer)
     }
 
-    /// Removes all checkpoints except the newest `keep` up to this step. One always stays. Checkpoints of later steps
-    /// are void, because the run has gone back behind them.
+    /// The directory of the checkpoints.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Removes all checkpoints except the newest `keep` up to this step and the one of step `best`. One always stays.
+    /// Checkpoints of later steps are void, because the run has gone back behind them.
     ///
     /// # Errors
     ///
     /// The disk fails.
-    pub fn prune(&self, step: u64, keep: usize) -> Result<(), CheckpointError> {
+    pub fn prune(&self, step: u64, keep: usize, best: Option<u64>) -> Result<(), CheckpointError> {
         let found = self.list()?;
         let (valid, void) = found.split_at(found.partition_point(|(s, _)| *s <= step));
-        for (_, path) in valid[..valid.len().saturating_sub(keep.max(1))].iter().chain(void) {
+        let old = valid[..valid.len().saturating_sub(keep.max(1))].iter().filter(|(step, _)| Some(*step) != best);
+        for (_, path) in old.chain(void) {
             remove(path)?;
         }
         Ok(())

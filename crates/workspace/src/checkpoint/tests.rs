@@ -198,7 +198,7 @@ fn the_newest_checkpoint_is_found_and_the_oldest_are_removed() {
     let checkpoints = Checkpoints::new(dir.path().join("checkpoints"));
     assert_eq!(checkpoints.list().unwrap(), []);
     checkpoints.clean().unwrap();
-    checkpoints.prune(100, 3).unwrap();
+    checkpoints.prune(100, 3, None).unwrap();
     assert_snapshot!(hide(&dir, Checkpoint::find(dir.path()).unwrap_err()), @r"
     DIR: there is no checkpoint here
     hint: give a run directory with a checkpoint in it, or a checkpoint, such as runs/0001/checkpoints/step-200
@@ -214,7 +214,7 @@ fn the_newest_checkpoint_is_found_and_the_oldest_are_removed() {
     assert_eq!(Checkpoint::find(&dir.path().join("checkpoints/step-9")).unwrap().state().step, 9);
     assert!(Checkpoint::find(&dir.path().join("checkpoints/step-400")).is_err());
 
-    checkpoints.prune(100, 2).unwrap();
+    checkpoints.prune(100, 2, None).unwrap();
     assert_eq!(names(&dir), ["step-100", "step-20", "step-300.partial", "step-400"]);
     drop(unfinished);
     assert_eq!(names(&dir), ["step-100", "step-20", "step-400"]);
@@ -244,7 +244,7 @@ fn an_older_checkpoint_is_offered_in_the_place_of_a_damaged_one() {
     assert_eq!(Checkpoint::open(&path(20)).unwrap_err().older(), None);
     // A run that goes on from an older checkpoint makes the later ones void, once it has written another.
     save(&dir, 15);
-    checkpoints.prune(15, 3).unwrap();
+    checkpoints.prune(15, 3, None).unwrap();
     assert_eq!(names(&dir), ["step-10", "step-15"]);
 }
 

@@ -29,6 +29,8 @@ pub struct Network {
     pub weights: Option<PathBuf>,
     /// The adapters that are trained instead of the network's own parameters.
     pub lora: Option<Lora>,
+    /// Whether the checkpoint with the lowest validation loss is the one to use.
+    pub keep_best: bool,
     /// Patterns of the parameters that are not trained.
     pub freeze: Vec<String>,
 }
@@ -97,8 +99,9 @@ impl Network {
         };
         let weights = files.named(&model, "weights")?.or(files.named(&model, "path")?);
         let lora = Lora::read(&lora, &files)?;
+        let keep_best = top.section("checkpoint")?.flag("keep_best")?.unwrap_or(false);
         let (freeze, _) = model::read_freezing(&model)?;
-        Ok(Self { family, tokenizer, context, micro_batch, weights, lora, freeze })
+        Ok(Self { family, tokenizer, context, micro_batch, weights, lora, keep_best, freeze })
     }
 
     /// The network of a `config.json` from Hugging Face, for one sample of full length.
@@ -120,6 +123,7 @@ impl Network {
                 micro_batch: 1,
                 weights,
                 lora: None,
+                keep_best: false,
                 freeze: Vec::new(),
             });
         }
@@ -143,7 +147,7 @@ impl Network {
         let tokenizer = tokenizer_beside(path)?.or(own);
         let context = gpt2.n_positions;
         let (family, lora, freeze) = (Family::Gpt2(gpt2), None, Vec::new());
-        Ok(Self { context, family, tokenizer, micro_batch: 1, weights, lora, freeze })
+        Ok(Self { context, family, tokenizer, micro_batch: 1, weights, lora, keep_best: false, freeze })
     }
 }
 

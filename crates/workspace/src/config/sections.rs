@@ -136,6 +136,8 @@ pub struct Checkpointing {
     pub every: u64,
     /// Checkpoints that are kept. Default 3.
     pub keep: usize,
+    /// Whether the checkpoint with the lowest validation loss is kept, too, and is the one that is used. Default false.
+    pub keep_best: bool,
     /// Whether peers keep copies of each other's share. Default true.
     pub copies: bool,
 }
@@ -350,6 +352,7 @@ impl Checkpointing {
         let checkpointing = Self {
             every: section.count("every", 0)?.unwrap_or(200),
             keep: section.size("keep", 1)?.unwrap_or(3),
+            keep_best: section.flag("keep_best")?.unwrap_or(false),
             copies: section.flag("copies")?.unwrap_or(true),
         };
         section.finish()?;

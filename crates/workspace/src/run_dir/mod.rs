@@ -19,6 +19,7 @@
 //!   summary.json     the whole run, written at its end
 //! ```
 
+mod best;
 mod listing;
 mod reading;
 mod record;
@@ -32,6 +33,7 @@ use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+pub use best::best_checkpoint;
 use fusionllm_data::{ChatTemplate, DiskError, Tokenizer, write_atomic, write_private, write_private_atomic};
 use fusionllm_events::{StepMetrics, Timed};
 use fusionllm_graph::Advice;

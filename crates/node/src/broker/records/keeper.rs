@@ -9,6 +9,7 @@ use fusionllm_graph::{HostTensor, TensorType};
 use fusionllm_program::TensorKey;
 use fusionllm_protocol::TrainingProgress;
 use fusionllm_workspace::checkpoint::{CheckpointError, CheckpointWriter, Checkpoints, Part, State};
+use fusionllm_workspace::run_dir::best_checkpoint;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::NodeError;
@@ -43,6 +44,8 @@ pub(crate) struct Seal {
     pub(crate) extra: Vec<(&'static str, Vec<u8>)>,
     /// The number of checkpoints that stay.
     pub(crate) keep: usize,
+    /// Whether the one with the lowest validation loss stays, too.
+    pub(crate) keep_best: bool,
 }
 
 /// Names and types of a checkpoint's tensors.
@@ -195,7 +198,7 @@ impl CheckpointThread {
         Ok(writer)
     }
 
-    fn commit(&mut self, Seal { state, extra, keep }: Seal) -> Result<(), NodeError> {
+    fn commit(&mut self, Seal { state, extra, keep, keep_best }: Seal) -> Result<(), NodeError> {
         let step = state.step;
         let writing = self.writing.remove(&step);
         let mut writer = writing.ok_or_else(|| NodeError::State("the checkpoint was not begun".into()))??;
@@ -203,7 +206,9 @@ impl CheckpointThread {
             writer.put_extra(name, &content)?;
         }
         writer.commit(state)?;
-        self.checkpoints.prune(step, keep)?;
+        let run = self.checkpoints.directory().parent().filter(|_| keep_best);
+        let best = run.map(best_checkpoint).transpose()?.flatten();
+        self.checkpoints.prune(step, keep, best.map(|(step, _)| step))?;
         Ok(())
     }
 }

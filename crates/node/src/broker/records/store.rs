@@ -398,7 +398,7 @@ impl Store {
             frozen: self.frozen.clone(),
             loss_first: self.figures.loss_first(),
         };
-        self.keeper.commit(Seal { state, extra, keep: job.checkpoint.keep });
+        self.keeper.commit(Seal { state, extra, keep: job.checkpoint.keep, keep_best: job.checkpoint.keep_best });
         Ok(())
     }
 
