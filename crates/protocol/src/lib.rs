@@ -64,7 +64,7 @@ mod notice;
 mod regulator;
 mod run;
 
-pub use follower::{Follower, FollowerAction, Greeting, Inbox, Role, UnexpectedTensor};
+pub use follower::{Follower, FollowerAction, Greeting, Inbox, Role, SHELF, UnexpectedTensor};
 pub use generation::{
     AppliedCodecs, BatchId, EvalRecord, EvalSchedule, ExpectedReports, GenerationAction, GenerationMachine,
     Participant, RunSettings, StepRecord,

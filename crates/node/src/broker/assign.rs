@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bytes::Bytes;
+use fusionllm_graph::ValueKind;
 use fusionllm_plan::Cluster;
 use fusionllm_program::{PeerId, PerPass, TensorKey};
 use fusionllm_protocol::{
@@ -63,7 +64,10 @@ impl Conductor<'_> {
                 mirrors,
                 ..Assignment::new(train.clone(), eval, optimizer)
             };
-            assignment.sources = sources(&assignment, member, order, &contents);
+            let to = PeerId(peers.len() as u32);
+            let shelf = |key: &TensorKey| self.shelves.nearest(key, to, &order.members, planned.cluster.as_ref());
+            assignment.sources = sources(&assignment, member, order, &contents, shelf);
+            self.shelves.assign(member, &assignment);
             self.introduce(&mut assignment, member, order)?;
             let mut peer = self.peer(member, &assignment);
             let from_broker = |cluster: &Cluster| cluster.link(PeerId::BROKER, PeerId(peers.len() as u32));
@@ -97,7 +101,7 @@ impl Conductor<'_> {
     /// Adds the contacts of the members that this one talks to. All peers are named, because links are known by number.
     fn introduce(&mut self, assignment: &mut Assignment, me: MemberId, order: &Order) -> Result<(), NodeError> {
         let asked = assignment.sources.values().filter_map(|source| match source {
-            Source::Member(m) => Some(*m),
+            Source::Member(m) | Source::Shelf(m) => Some(*m),
             _ => None,
         });
         let mut needed: BTreeSet<MemberId> = asked.chain(assignment.mirrors.keys().copied()).collect();
@@ -162,14 +166,24 @@ impl Conductor<'_> {
     }
 }
 
-/// The source of each tensor of an assignment: the members that have it, the member itself first.
-fn sources(assignment: &Assignment, me: MemberId, order: &Order, contents: &Contents) -> BTreeMap<TensorKey, Source> {
+/// The source of each tensor of an assignment: the members that have it, the member itself first. `shelf` names a member
+/// from which a tensor comes that never changes.
+fn sources(
+    assignment: &Assignment,
+    me: MemberId,
+    order: &Order,
+    contents: &Contents,
+    shelf: impl Fn(&TensorKey) -> Option<MemberId>,
+) -> BTreeMap<TensorKey, Source> {
     let state = assignment.state();
     let source = |key: &TensorKey| match order.restart.holders.get(key) {
         Some(holders) if holders.contains(&me) => Source::Member(me),
         Some(holders) => holders.first().map_or(Source::Seed, |m| Source::Member(*m)),
         None => match state.get(key.name.as_str()) {
-            Some(value) if contents.has(key, value) => Source::Broker,
+            Some(value) if contents.has(key, value) => match value.kind {
+                ValueKind::Frozen(_) => shelf(key).map_or(Source::Broker, Source::Shelf),
+                _ => Source::Broker,
+            },
             _ => Source::Seed,
         },
     };

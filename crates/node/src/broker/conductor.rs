@@ -27,6 +27,7 @@ use super::local::Emulation;
 use super::observer::Observer;
 use super::planner::{PlannerThread, Proposal, Request};
 use super::records::{DiskNews, KeeperEvent, Store};
+use super::shelves::Shelves;
 use crate::NodeError;
 use crate::machine::interrupts::Stop;
 use crate::web::{Look, Site};
@@ -57,6 +58,8 @@ pub(super) struct Conductor<'a> {
     pub(super) owners: Arc<Semaphore>,
     /// The peers' first ticket. Others differ in their secret and limits.
     pub(super) ticket: Ticket,
+    /// The tensors that never change, by member that keeps them.
+    pub(super) shelves: Shelves,
     pub(super) store: &'a mut Store,
     pub(super) observer: &'a mut dyn Observer,
     pub(super) events: UnboundedSender<Incoming>,
@@ -113,6 +116,9 @@ impl Conductor<'_> {
             }
             Incoming::Message((member, number), message) if self.links.is_current(member, number) => {
                 self.trace(member, &message);
+                if let FromPeer::Shelved { generation } = message {
+                    self.shelves.confirm(member, generation);
+                }
                 self.run.message(member, message, now)
             }
             Incoming::SavedAll((member, number), step) if self.links.is_current(member, number) => {

@@ -17,6 +17,7 @@ mod options;
 mod owner;
 mod planner;
 mod records;
+mod shelves;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -45,6 +46,7 @@ pub use records::Resume;
 use records::{Identity, Left, Store, Subject, check, checkpoints_under_way, read_atlas};
 #[cfg(feature = "decoders")]
 pub(crate) use records::{reads_key, reads_state};
+use shelves::Shelves;
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::NodeError;
@@ -295,6 +297,7 @@ impl Preparation {
             site,
             owners: Arc::new(Semaphore::new(MAX_OWNERS)),
             ticket,
+            shelves: Shelves::default(),
             store,
             observer,
             events,

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, mpsc};
 
 use fusionllm_exec::{Executor, Snapshot};
-use fusionllm_graph::{Advice, TensorType};
+use fusionllm_graph::{Advice, HostTensor, TensorType};
 use fusionllm_program::{Medium, TensorKey};
-use fusionllm_protocol::{Assignment, ComputeCommand};
+use fusionllm_protocol::{Assignment, ComputeCommand, SHELF};
 
 use super::compute::{Loading, Mailbox, NetLink, ProgramRunner, Scratch};
-use super::cuts::Spool;
+use super::cuts::{Kept, Spool};
 use super::events::Event;
 use super::observer::JoinEvent;
 use super::shared::Shared;
@@ -76,6 +76,21 @@ impl Compute {
     }
 }
 
+/// Keeps a tensor that never changes on the disk, for later generations. Returns whether it is there. Without room on the
+/// disk, it is not kept: memory is for training.
+fn shelve(shared: &Shared, spool: &mut Spool, key: &TensorKey, tensor: HostTensor) -> bool {
+    if shared.vault.find(SHELF, [key]).is_some() {
+        return true;
+    }
+    match spool.keep(tensor) {
+        kept @ Kept::Disk(..) => {
+            shared.vault.keep(SHELF, [(key.clone(), kept)]);
+            true
+        }
+        Kept::Memory(_) => false,
+    }
+}
+
 /// Loads tensors as they come, until all are there. Returns `None` if the generation is stopped before.
 fn load(
     executor: &mut Executor,
@@ -85,6 +100,8 @@ fn load(
     mut loads: tokio::sync::mpsc::Receiver<Loading>,
 ) -> Result<Option<NetLink>, NodeError> {
     let types: BTreeMap<TensorKey, &TensorType> = assignment.tensor_types();
+    let wanted = assignment.shelved();
+    let mut spool = Spool::new(shared.observer.clone());
     while mailbox.failure().is_none() {
         match loads.blocking_recv() {
             None => break,
@@ -95,7 +112,8 @@ fn load(
                 }
                 executor.load(key.clone(), &tensor)?;
                 shared.progress.bump();
-                shared.send(Event::Loaded { generation: assignment.generation, key });
+                let shelved = wanted.contains(&key) && shelve(shared, &mut spool, &key, tensor);
+                shared.send(Event::Loaded { generation: assignment.generation, key, shelved });
             }
         }
     }

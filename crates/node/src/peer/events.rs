@@ -26,7 +26,7 @@ pub(super) enum Event {
     /// A neighbour should have connected by now.
     Overdue { generation: u32, member: MemberId },
     /// The computing thread has loaded a tensor.
-    Loaded { generation: u32, key: TensorKey },
+    Loaded { generation: u32, key: TensorKey, shelved: bool },
     /// A member cannot be reached, or does not have what it should have.
     Lost { generation: u32, member: MemberId, reason: String },
     /// Something of a generation failed.

@@ -142,7 +142,12 @@ impl Session {
                 let reason = "it did not connect; check that no firewall keeps UDP between the two".into();
                 self.follower.overdue(generation, member, reason)
             }
-            Event::Loaded { generation, key } => self.follower.loaded(generation, &key),
+            Event::Loaded { generation, key, shelved } => {
+                if shelved {
+                    self.follower.shelved(&key);
+                }
+                self.follower.loaded(generation, &key)
+            }
             Event::Lost { generation, member, reason } => {
                 let reason = printable(&reason);
                 let actions = self.follower.lost(generation, member, reason.clone());

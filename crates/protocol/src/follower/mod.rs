@@ -13,6 +13,9 @@ use fusionllm_program::TensorKey;
 
 use crate::{FromPeer, MemberId, Source};
 
+/// The number of the cut that has what never changes. It outlives all others.
+pub const SHELF: u64 = u64::MAX;
+
 /// Most requests of one member that wait for a cut.
 const MAX_WAITING: usize = 4;
 
@@ -151,6 +154,11 @@ impl Follower {
         }
         self.missing.remove(key);
         self.start_if_complete()
+    }
+
+    /// A tensor that never changes is kept for later generations.
+    pub fn shelved(&mut self, key: &TensorKey) {
+        self.cuts.entry(SHELF).or_default().insert(key.clone());
     }
 
     /// A neighbour is connected.
@@ -314,8 +322,10 @@ impl Follower {
         let (generation, step) = (role.generation, role.start);
         let mut actions = self.forget(|cut| cut > step);
         self.taken = None;
-        let (mut drawn, mut own) = (Vec::new(), Vec::new());
-        let mut fetched: BTreeMap<MemberId, Vec<TensorKey>> = BTreeMap::new();
+        let mut drawn = Vec::new();
+        // By cut: what is here, and what others have.
+        let mut own: BTreeMap<u64, Vec<TensorKey>> = BTreeMap::new();
+        let mut fetched: BTreeMap<(MemberId, u64), Vec<TensorKey>> = BTreeMap::new();
         let mut missing = BTreeMap::new();
         for (key, source) in &role.sources {
             let from = match *source {
@@ -326,19 +336,21 @@ impl Follower {
                     role.me
                 }
                 Source::Broker => MemberId::BROKER,
-                Source::Member(member) if member == role.me => {
-                    own.push(key.clone());
-                    member
-                }
-                Source::Member(member) => {
-                    fetched.entry(member).or_default().push(key.clone());
+                Source::Member(member) | Source::Shelf(member) => {
+                    let cut = if matches!(source, Source::Shelf(_)) { SHELF } else { step };
+                    match member == role.me {
+                        true => own.entry(cut).or_default().push(key.clone()),
+                        false => fetched.entry((member, cut)).or_default().push(key.clone()),
+                    }
                     member
                 }
             };
             missing.insert(key.clone(), from);
         }
-        if let Some(key) = own.iter().find(|key| !self.has(step, std::slice::from_ref(key))) {
-            let reason = format!("this peer has no copy of {key} after step {step}");
+        let lacks = |(cut, key): &(u64, &TensorKey)| !self.has(*cut, std::slice::from_ref(*key));
+        if let Some((cut, key)) = own.iter().flat_map(|(cut, keys)| keys.iter().map(|key| (*cut, key))).find(lacks) {
+            let when = if cut == SHELF { String::new() } else { format!(" after step {cut}") };
+            let reason = format!("this peer has no copy of {key}{when}");
             actions.push(FollowerAction::Tell(FromPeer::Failed { generation, reason }));
             return actions;
         }
@@ -347,10 +359,8 @@ impl Follower {
         if !drawn.is_empty() {
             actions.push(FollowerAction::Draw { keys: drawn });
         }
-        if !own.is_empty() {
-            actions.push(FollowerAction::Take { step, keys: own });
-        }
-        actions.extend(fetched.into_iter().map(|(from, keys)| FollowerAction::Fetch { from, step, keys }));
+        actions.extend(own.into_iter().map(|(step, keys)| FollowerAction::Take { step, keys }));
+        actions.extend(fetched.into_iter().map(|((from, step), keys)| FollowerAction::Fetch { from, step, keys }));
         if !role.neighbours.is_empty() {
             actions.push(FollowerAction::Connect { with: role.neighbours.clone() });
         }
@@ -364,7 +374,11 @@ impl Follower {
         match &self.role {
             Some(role) if complete => {
                 self.phase = Phase::Running;
-                vec![FollowerAction::Start { generation: role.generation }]
+                let generation = role.generation;
+                let shelf = self.cuts.get(&SHELF).filter(|_| !role.shelved.is_empty());
+                let kept = shelf.is_some_and(|shelf| role.shelved.is_subset(shelf));
+                let told = kept.then_some(FollowerAction::Tell(FromPeer::Shelved { generation }));
+                told.into_iter().chain([FollowerAction::Start { generation }]).collect()
             }
             _ => Vec::new(),
         }
@@ -403,6 +417,7 @@ impl Follower {
     }
 
     fn forget(&mut self, void: impl Fn(u64) -> bool) -> Vec<FollowerAction> {
+        let void = |step: u64| step != SHELF && void(step);
         let steps: Vec<u64> = self.cuts.keys().copied().filter(|step| void(*step)).collect();
         self.cuts.retain(|step, _| !void(*step));
         let refused: Vec<u64> = self.waiting.iter().filter(|(_, r)| void(r.step)).map(|(id, _)| *id).collect();

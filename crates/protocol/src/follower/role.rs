@@ -21,6 +21,8 @@ pub struct Role {
     pub sources: BTreeMap<TensorKey, Source>,
     /// The tensors of the peer's share of a cut.
     pub share: BTreeSet<TensorKey>,
+    /// The tensors that never change and that the peer keeps for later generations.
+    pub shelved: BTreeSet<TensorKey>,
     /// The tensors of other members whose copies the peer keeps.
     pub mirrors: BTreeMap<MemberId, BTreeSet<TensorKey>>,
 }
@@ -37,6 +39,7 @@ impl Role {
             neighbours: neighbours.iter().filter_map(member).collect(),
             sources: assignment.sources.clone(),
             share: assignment.share().into_keys().collect(),
+            shelved: assignment.shelved(),
             mirrors: assignment.mirrors.iter().map(keys).collect(),
         }
     }

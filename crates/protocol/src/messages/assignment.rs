@@ -1,6 +1,6 @@
 //! A peer's part in one generation of a run.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use fusionllm_graph::{TensorType, Value, ValueKind};
 use fusionllm_plan::Compression;
@@ -18,6 +18,8 @@ pub enum Source {
     Broker,
     /// A member has it in its cut of [`Assignment::start`]. It may be the peer itself.
     Member(MemberId),
+    /// It never changes, and a member has kept it since an earlier generation. It may be the peer itself.
+    Shelf(MemberId),
 }
 
 /// A peer's part in one generation of a run.
@@ -128,10 +130,13 @@ impl Assignment {
             if !needed.contains_key(key) {
                 return fail(format!("it says where {key} comes from, but no program needs it"));
             }
+            let frozen = key.slot.is_none()
+                && state.get(key.name.as_str()).is_some_and(|v| matches!(v.kind, ValueKind::Frozen(_)));
             let drawn = key.slot.is_some() || state.get(key.name.as_str()).is_some_and(|v| v.kind.init().is_some());
             match source {
                 Source::Seed if !drawn => return fail(format!("{key} is a constant, which no seed can draw")),
-                Source::Member(m) if self.contact(*m).is_none() => {
+                Source::Shelf(_) if !frozen => return fail(format!("{key} changes, so no member keeps it for good")),
+                Source::Member(m) | Source::Shelf(m) if self.contact(*m).is_none() => {
                     return fail(format!("{key} comes from {m}, whose address is unknown"));
                 }
                 _ => {}
@@ -155,6 +160,13 @@ impl Assignment {
         let mut tensors: BTreeMap<TensorKey, &TensorType> = values.collect();
         tensors.extend(optimizer_state(&self.train, self.optimizer));
         tensors
+    }
+
+    /// The tensors that never change and that no seed can draw, which the peer keeps for later generations.
+    pub fn shelved(&self) -> BTreeSet<TensorKey> {
+        let state = self.state().into_iter().filter(|(_, value)| matches!(value.kind, ValueKind::Frozen(_)));
+        let keys = state.map(|(name, _)| TensorKey::value(name));
+        keys.filter(|key| self.sources.get(key).is_some_and(|source| *source != Source::Seed)).collect()
     }
 
     /// The peer's share of a cut.

@@ -166,6 +166,11 @@ pub enum FromPeer {
         /// The cut.
         step: u64,
     },
+    /// The peer keeps the tensors of its assignment that never change, for later generations.
+    Shelved {
+        /// The assignment's generation.
+        generation: u32,
+    },
     /// The peer cannot reach another member, or the connection to it has ended.
     LinkLost {
         /// The assignment's generation.

@@ -321,6 +321,8 @@ impl Run {
                 Ok(self.look_at_disk(from, heartbeat.disk_free).into_iter().collect())
             }
             FromPeer::Machine(_) | FromPeer::Links { .. } => self.measured(from, message),
+            // The driver knows who keeps what never changes.
+            FromPeer::Shelved { .. } => Ok(Vec::new()),
             FromPeer::Leaving => Ok(self.leave(from)),
             message => self.take_running(from, message),
         }
