@@ -3,8 +3,8 @@
     cargo build --release
     python3 scripts/chats.py [--megabytes 1000] [--program target/release/fusionllm]
 
-It writes conversations of a few hundred to a few thousand bytes to a temporary directory, has `fusionllm data show` print
-one sample, and prints the time and the largest resident memory of that process as one JSON object.
+It writes conversations of a few hundred to a few thousand bytes to a temporary directory, has `fusionllm data show`
+print one sample, and prints the time and the largest resident memory of that process as one JSON object.
 """
 
 import argparse

@@ -11,6 +11,7 @@ mod options;
 mod order;
 mod sample;
 mod state;
+mod template;
 mod tensor_file;
 mod tensors;
 mod text;
@@ -24,11 +25,11 @@ use std::path::{Path, PathBuf};
 use fusionllm_graph::units::counted;
 use fusionllm_graph::{Advice, DType, GraphError, HostTensor, TensorType};
 
-pub use chats::{ChatTemplate, Message, Rendered, TemplateError};
 pub use disk::{DiskError, sync_directory, write_atomic, write_private, write_private_atomic};
 pub use images::{CLASSES as CIFAR10_CLASSES, SIDE as IMAGE_SIZE};
 pub use options::{Chats, Cifar10, Data, Documents, OnError, Tensors, Text, TrainOn, Validation};
 pub use state::Differences;
+pub use template::{ChatTemplate, Message, Rendered, TemplateError};
 pub use tensor_file::{TensorFile, write_each, write_tensors};
 pub use tokenizer::Tokenizer;
 
@@ -51,9 +52,9 @@ enum Source {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Batch {
     /// The tensors. For text: `input_ids` and `labels`, both i64 `[samples, context]`, where the labels are the next
-    /// tokens. With documents apart, `position_ids` of the same type has the place of each token in its document. For chats: as for text, and the labels of what is not
-    /// trained on are [`IGNORED`]. For images: `pixel_values`, f32 `[samples, 3, 32, 32]`, and `labels`, i64 `[samples]`.
-    /// For tensors: those of the files.
+    /// tokens. With documents apart, `position_ids` of the same type has the place of each token in its document. For
+    /// chats: as for text, and the labels of what is not trained on are [`IGNORED`]. For images: `pixel_values`, f32
+    /// `[samples, 3, 32, 32]`, and `labels`, i64 `[samples]`. For tensors: those of the files.
     pub tensors: Vec<(Cow<'static, str>, HostTensor)>,
 }
 
@@ -151,8 +152,8 @@ impl Dataset {
         find("NaN", f64::is_nan).or_else(|| find("an infinite number", f64::is_infinite))
     }
 
-    /// A training sample of text or chats as the model sees it. `consumed` samples were drawn before it. Other data have
-    /// none.
+    /// A training sample of text or chats as the model sees it. `consumed` samples were drawn before it. Other data
+    /// have none.
     ///
     /// # Errors
     ///

@@ -67,8 +67,8 @@ pub struct Chats {
     pub context: usize,
     /// The held-out conversations. Default 0.1.
     pub validation: Validation,
-    /// Whether each epoch draws the conversations in another order. Default true. Otherwise they come in the order of the
-    /// files.
+    /// Whether each epoch draws the conversations in another order. Default true. Otherwise they come in the order of
+    /// the files.
     pub shuffle: bool,
     /// What the model learns. Default the answers.
     pub train_on: TrainOn,
@@ -114,7 +114,8 @@ pub enum Documents {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Validation {
-    /// The last part of each file, as a fraction from 0 to below 1. For tensors and chats, the last part of all samples.
+    /// The last part of each file, as a fraction from 0 to below 1. For tensors and chats, the last part of all
+    /// samples.
     Fraction(f64),
     /// Separate files.
     Files(Vec<PathBuf>),

@@ -195,7 +195,7 @@ fn errors_in_json_lines() {
     let good = "{\"text\": \"a\"}\n\n";
     assert_snapshot!(of(&format!("{good}{{\"text\": \"a"), Tokenizer::Bytes), @r#"
     DIR/a.jsonl: line 3: column 11: this is no JSON
-    hint: write one JSON object on each line, with the document in its field "text"
+    hint: write one JSON object on each line, with the document in its field "text"; or write kind = "chats" for conversations
     "#);
     let problem = |lines: &str| of(&format!("{good}{lines}"), llama()).lines().next().unwrap().to_owned();
     assert_snapshot!(problem("[\"a\"]"), @"DIR/a.jsonl: line 3: this is no JSON object");

@@ -3,8 +3,9 @@
     python3 templates.py DIRECTORY [WORD ...]
 
 The templates are those that TRL ships, and some small ones for the tags and filters that they do not have. Words choose
-templates by their names. DIRECTORY gets a tokenizer, the templates, and `cases.json`: for each template and conversation,
-the text, or null where the template refuses it; its tokens; and which of them are the model's, where the template says.
+templates by their names. DIRECTORY gets a tokenizer, the templates, and `cases.json`: for each template and
+conversation, the text, or null where the template refuses it; its tokens; and which of them are the model's, where the
+template says.
 """
 
 import datetime
@@ -24,17 +25,17 @@ OWN = {
     "own_inline": "{{ bos_token }}{%- for m in messages -%}{%- if m['role'] == 'assistant' -%}A:{%- generation -%} "
     "{{- m['content'] -}}{{ eos_token }}{%- endgeneration -%}{%- else -%}U: {{ m['content'] }} {%- endif -%}"
     "{%- endfor -%}",
-    "own_json": "{% for m in messages %}{{ m | tojson }}\n{{ m | tojson(indent=2) }}\n{{ [m.content, 1.5, none, true] | "
-    "tojson(sort_keys=true, ensure_ascii=true, separators=(',', ':')) }}{% endfor %}{{ [] | tojson(indent=4) }}",
+    "own_json": "{% for m in messages %}{{ m | tojson }}\n{{ m | tojson(indent=2) }}\n{{ [m.content, 1.5, none, true] "
+    "| tojson(sort_keys=true, ensure_ascii=true, separators=(',', ':')) }}{% endfor %}{{ [] | tojson(indent=4) }}",
     "own_clock": "{{ strftime_now('%d %b %Y, %A %B %j, %H:%M:%S %p %y %-d %% %I') }}{% for m in messages %}"
     "{% if loop.index0 is even %}{% continue %}{% endif %}{% if loop.last %}{% break %}{% endif %}"
-    "{{ m.content.split('a')[0].lstrip().title() }}{% endfor %}",
+    "{{ m.content.split('a')[0].lstrip().upper() }}{% endfor %}",
     "own_strict": "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no ' ~ m.role ~ ' here') }}"
     "{% endif %}{{ m.content }}{% endfor %}",
 }
 
-SPECIAL = ["<|im_start|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|begin_of_text|>", "<start_of_turn>"]
-SPECIAL += ["<end_of_turn>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>", "<think>", "</think>"]
+SPECIAL = ["<|im_start|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|begin_of_text|>"]
+SPECIAL += ["<start_of_turn>", "<end_of_turn>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>", "<think>", "</think>"]
 
 
 def turns(*contents, system=None):

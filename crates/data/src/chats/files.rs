@@ -50,7 +50,8 @@ struct Part {
 }
 
 impl Lines {
-    /// Reads a file once, and has each of its lines checked by `check`. Empty lines are left out. `hasher` gets all bytes.
+    /// Reads a file once, and has each of its lines checked by `check`. Empty lines are left out. `hasher` gets all
+    /// bytes.
     pub(super) fn open(
         path: &Path,
         hasher: &mut blake3::Hasher,

@@ -5,52 +5,7 @@ use std::fmt;
 use minijinja::Value;
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-/// One turn of a conversation.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Message {
-    /// Who speaks: `system`, `user` or `assistant`, or another role that the template knows.
-    pub role: String,
-    /// What is said.
-    pub content: String,
-    /// Other fields, which a template may read.
-    others: Vec<(String, Value)>,
-}
-
-/// The role of the model's answers.
-pub(super) const ASSISTANT: &str = "assistant";
-
-/// The names under which data have what a model thought before its answer. Templates read the first.
-const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
-
-impl Message {
-    /// A message without other fields.
-    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
-        Self { role: role.into(), content: content.into(), others: Vec::new() }
-    }
-
-    pub(super) fn is_answer(&self) -> bool {
-        self.role == ASSISTANT
-    }
-
-    /// The map that a template reads, as `transformers` gives it: without fields that are null.
-    pub(super) fn to_value(&self) -> Value {
-        let own = [("role", Value::from(self.role.as_str())), ("content", Value::from(self.content.as_str()))];
-        let others = self.others.iter().map(|(key, value)| (key.as_str(), value.clone()));
-        let is_there = |(_, value): &(&str, Value)| !value.is_none();
-        let mut fields: Vec<(&str, Value)> = own.into_iter().chain(others).filter(is_there).collect();
-        let named = |name: &&str| fields.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
-        if let Some(reasoning) = REASONING.iter().find_map(named) {
-            for name in &REASONING[..2] {
-                match fields.iter_mut().find(|(key, _)| key == name) {
-                    Some((_, value)) if *name == REASONING[0] => *value = reasoning.clone(),
-                    Some(_) => {}
-                    None => fields.push((name, reasoning.clone())),
-                }
-            }
-        }
-        Value::from_pairs(fields)
-    }
-}
+use crate::template::{ASSISTANT, Message};
 
 /// What a line asks the model to learn.
 #[derive(Debug, Clone, PartialEq)]
@@ -80,8 +35,8 @@ impl Problem {
     }
 }
 
-const FIELDS: &str = "write an object with `messages`, a list of objects with `role` and `content`; or with `prompt` and \
-     `completion`; or with `text`";
+const FIELDS: &str = "write an object with `messages`, a list of objects with `role` and `content`; or with `prompt` \
+     and `completion`; or with `text`";
 const CONTENT: &str = "write `role` and `content` as texts in each message; calls of tools and images are not read";
 const ANSWER: &str = "add an answer with the role \"assistant\", or write train_on = \"all\" in [data]";
 

@@ -5,8 +5,6 @@
 
 mod files;
 mod line;
-mod python;
-mod template;
 mod writer;
 
 use std::fmt;
@@ -22,12 +20,10 @@ use files::{Lines, TOLD};
 use line::{Conversation, Problem};
 use writer::{Failure, Writer};
 
-pub use line::Message;
-pub use template::{ChatTemplate, Rendered, TemplateError};
 pub(crate) use writer::Written;
 
-/// Conversations of each part that are written and encoded when the files are opened, so that common trouble shows before
-/// the first step.
+/// Conversations of each part that are written and encoded when the files are opened, so that common trouble shows
+/// before the first step.
 const CHECKED: usize = 256;
 
 /// Bytes of a file that are looked at to tell whether it has conversations.
@@ -225,8 +221,8 @@ impl Corpus {
         self.writer.write(&file.read(line)?)
     }
 
-    /// The conversation at a place of a part. If it is broken and such are skipped, the next one in the files that is not
-    /// broken takes its place; after the last of the part comes its first.
+    /// The conversation at a place of a part. If it is broken and such are skipped, the next one in the files that is
+    /// not broken takes its place; after the last of the part comes its first.
     fn draw(&self, part: &Range<usize>, at: usize) -> Result<(usize, Written), DataError> {
         let mut broken = Broken::default();
         for more in 0..part.len() {

@@ -6,7 +6,7 @@ use insta::assert_snapshot;
 use tempfile::TempDir;
 
 use super::*;
-use crate::{Chats, Data, DataError, Dataset, Example, OnError, Tokenizer, TrainOn};
+use crate::{ChatTemplate, Data, Dataset, Example, Message, Tokenizer};
 
 /// A template that ends each turn with a dot, and asks for an answer with `A:`.
 const PLAIN: &str = "{% for m in messages %}{{ 'A:' if m.role == 'assistant' else 'Q:' }}{{ m.content }}.{% endfor %}\

@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use super::line::{Conversation, Message, Problem};
-use super::template::{ChatTemplate, TemplateError};
+use super::line::{Conversation, Problem};
+use crate::template::{ChatTemplate, Message, TemplateError};
 use crate::{DataError, Tokenizer, TrainOn};
 
 /// The tokens of a sample.
@@ -49,8 +49,8 @@ impl From<DataError> for Failure {
 const TEMPLATE: &str = "write template = \"PATH\" in [data], the model's template for chats in Jinja";
 const REFUSED: &str = "change the conversation to what the template takes";
 const FAILED: &str = "correct the template, or name another one with `template` in [data]";
-const MARK: &str = "name a template that has {% generation %} and {% endgeneration %} around the answers, or write train_on \
-     = \"all\" in [data]";
+const MARK: &str = "name a template that has {% generation %} and {% endgeneration %} around the answers, or write \
+     train_on = \"all\" in [data]";
 const CONTEXT: &str = "raise data.context, or shorten the conversation";
 
 impl Writer {
@@ -104,8 +104,8 @@ impl Writer {
         Ok((tokens.into_iter().map(|(token, _)| token).collect(), trained))
     }
 
-    /// The tokens of a text that is in the model's own form already. As `transformers` and TRL do, it begins with what the
-    /// tokenizer puts before each text, and ends with the end of a text.
+    /// The tokens of a text that is in the model's own form already. As `transformers` and TRL do, it begins with what
+    /// the tokenizer puts before each text, and ends with the end of a text.
     fn plain(&self, prompt: &str, completion: &str) -> Result<(Vec<u32>, Vec<bool>), Failure> {
         let text = match prompt {
             "" => Cow::Borrowed(completion),
@@ -127,8 +127,8 @@ impl Writer {
     }
 }
 
-/// Whether a token shares a byte with an answer. A token that begins in the blank before it is thus a part of it: a model
-/// that is asked has not written that token yet.
+/// Whether a token shares a byte with an answer. A token that begins in the blank before it is thus a part of it: a
+/// model that is asked has not written that token yet.
 fn overlap(answer: &Range<usize>, token: &Range<usize>) -> bool {
     token.start < answer.end && token.end > answer.start
 }
@@ -149,8 +149,8 @@ fn lead(template: &ChatTemplate, messages: &[Message], before: usize, text: &str
         return Ok(lead.len());
     }
     let message = format!(
-        "where message {} begins is unknown, because the chat template writes what is before it differently when it asks \
-         for an answer",
+        "where message {} begins is unknown, because the chat template writes what is before it differently when it \
+         asks for an answer",
         before + 1
     );
     Err(Problem::new(message, MARK))

@@ -80,7 +80,7 @@ impl<'a> Reader<'a> {
             let document = document(line).map_err(|problem| DataError::Malformed {
                 path: path.to_owned(),
                 message: format!("line {number}: {problem}"),
-                hint: "write one JSON object on each line, with the document in its field \"text\"",
+                hint: "write one JSON object on each line, with the document in its field \"text\"; or write kind = \"chats\" for conversations",
             })?;
             bytes += document.len();
             waiting.push(document);

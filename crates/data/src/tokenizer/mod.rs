@@ -163,8 +163,8 @@ impl Tokenizer {
         }
     }
 
-    /// The tokens of [`Self::encode_with_special`], each with its bytes in the text. Several tokens of one character have
-    /// the same bytes.
+    /// The tokens of [`Self::encode_with_special`], each with its bytes in the text. Several tokens of one character
+    /// have the same bytes.
     ///
     /// # Errors
     ///

@@ -35,8 +35,8 @@ impl Windows {
         length <= self.length + self.overlap
     }
 
-    /// The tokens of a text, of which `keep` says what is wanted. `encode` returns those of each of its parts, with their
-    /// bytes counted from the start of the part.
+    /// The tokens of a text, of which `keep` says what is wanted. `encode` returns those of each of its parts, with
+    /// their bytes counted from the start of the part.
     pub(super) fn encode<T, E>(
         &self,
         text: &str,

@@ -126,7 +126,7 @@ mm = [[1e6, 1e3]]
 /// Lines with conversations of every form.
 pub(super) fn chats() -> Vec<Vec<u8>> {
     let lines = [
-        r#"{"messages": [{"role": "user", "content": "a\nb \u00e9"}, {"role": "assistant", "content": "c", "x": [1.5]}]}"#,
+        r#"{"messages": [{"role": "user", "content": "a\nb \u00e9"}, {"role": "assistant", "content": "", "x": [1]}]}"#,
         r#"{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "tools": null}"#,
         r#"{"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]}"#,
         r#"{"prompt": "a", "completion": "b", "id": 7}"#,
@@ -138,11 +138,11 @@ pub(super) fn chats() -> Vec<Vec<u8>> {
 /// Templates for chats.
 pub(super) fn templates() -> Vec<Vec<u8>> {
     let sources = [
-        "{{- bos_token }}{% for m in messages %}\n{%- if m['role'] == 'assistant' %}A: {% generation %}{{ m.content | trim \
-         }}{{ eos_token }}{% endgeneration %}{% else %}{{ m.role ~ ': ' + m['content'].strip() }}{% endif %}\n{% endfor \
-         %}{% if add_generation_prompt %}A: {% endif %}",
-        "{% set ns = namespace(n=0) %}{% macro say(m) %}{{ m | tojson(indent=2) }}{% endmacro %}{% for m in messages[::-1] \
-         %}{% set ns.n = ns.n + loop.index %}{{ say(m) }}{% if ns.n > 9 %}{% break %}{% endif %}{% endfor %}\
+        "{{- bos_token }}{% for m in messages %}\n{%- if m['role'] == 'assistant' %}A: {% generation %}{{ m.content | \
+         trim }}{{ eos_token }}{% endgeneration %}{% else %}{{ m.role ~ ': ' + m['content'].strip() }}{% endif %}\n{% \
+         endfor %}{% if add_generation_prompt %}A: {% endif %}",
+        "{% set ns = namespace(n=0) %}{% macro say(m) %}{{ m | tojson(indent=2) }}{% endmacro %}{% for m in \
+         messages[::-1] %}{% set ns.n = ns.n + loop.index %}{{ say(m) }}{% if ns.n > 9 %}{% break %}{% endif %}{% endfor %}\
          {{ strftime_now('%d %b %Y') }}{{ messages[-1].content.split('m')[0] }}",
     ];
     sources.map(|source| source.as_bytes().to_vec()).to_vec()

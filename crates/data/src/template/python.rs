@@ -8,8 +8,9 @@ use minijinja_contrib::pycompat;
 use serde::Serialize;
 use serde_json::ser::{CompactFormatter, Formatter, PrettyFormatter};
 
-/// The day that the clock of a template shows (`strftime_now`), at midnight: year, month and day. The real day would make
-/// the data of a resumed run differ from those before. The templates of Llama take this one where they find no clock.
+/// The day that the clock of a template shows (`strftime_now`), at midnight: year, month and day. The real day would
+/// make the data of a resumed run differ from those before. The templates of Llama take this one where they find no
+/// clock.
 pub(super) const DAY: (i32, usize, usize) = (2024, 7, 26);
 
 /// The message of a template that refuses a conversation.
@@ -20,6 +21,8 @@ pub(super) struct Raised(pub(super) String);
 /// Adds Python's methods of strings and maps, and the functions and filters of `transformers`.
 pub(super) fn add_to(environment: &mut Environment<'static>) {
     environment.set_unknown_method_callback(pycompat::unknown_method_callback);
+    // The engine takes nothing for an empty list.
+    environment.add_test("iterable", |value: Value| !value.is_none() && value.try_iter().is_ok());
     environment.add_filter("tojson", tojson);
     environment.add_function("strftime_now", strftime_now);
     environment.add_function("raise_exception", |message: Value| -> Result<Value, Error> {

@@ -1,7 +1,10 @@
 //! The template that writes a conversation as one text, as the model has learnt to read it.
 //!
-//! Templates are written for Python's Jinja2, in the settings of `transformers`: its function `apply_chat_template` gives
-//! the same text.
+//! Templates are written for Python's Jinja2, in the settings of `transformers`: its function `apply_chat_template`
+//! gives the same text.
+
+mod message;
+mod python;
 
 use std::borrow::Cow;
 use std::error::Error;
@@ -14,9 +17,10 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, Value, context};
 use serde::{Serialize, Serializer};
 
-use super::line::Message;
-use super::python;
 use crate::{DataError, Tokenizer};
+
+pub(crate) use message::ASSISTANT;
+pub use message::Message;
 
 /// The file of a template, beside a `tokenizer.json`.
 const JINJA: &str = "chat_template.jinja";
@@ -59,7 +63,8 @@ struct Compiled {
 pub struct Rendered {
     /// The text, with the texts of special tokens.
     pub text: String,
-    /// The bytes of what the model wrote, in their order, if the template marks it. See [`ChatTemplate::marks_answers`].
+    /// The bytes of what the model wrote, in their order, if the template marks it. See
+    /// [`ChatTemplate::marks_answers`].
     pub answers: Vec<Range<usize>>,
 }
 
@@ -140,7 +145,8 @@ impl ChatTemplate {
         self.template.marks_answers
     }
 
-    /// The text of a conversation. With `add_generation_prompt`, it ends with what comes before the model's next answer.
+    /// The text of a conversation. With `add_generation_prompt`, it ends with what comes before the model's next
+    /// answer.
     ///
     /// The template's clock (`strftime_now`) always shows 26 July 2024, so that data do not depend on the day.
     ///
