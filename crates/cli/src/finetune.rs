@@ -102,6 +102,10 @@ fn settings(args: &FinetuneArgs) -> Result<Settings, Failure> {
         return Err(Failure::input(format!("{}: there is no Hugging Face folder here", folder.display()))
             .hint("give the folder of a model, with config.json, safetensors files and tokenizer.json"));
     }
+    if let Some(missing) = args.data.iter().find(|path| !path.is_file()) {
+        return Err(Failure::input(format!("{}: there is no such file", missing.display()))
+            .hint("give files of chats (JSON lines) or of text"));
+    }
     let data: Vec<PathBuf> = args.data.iter().map(|path| absolute(path)).collect();
     let longest = Network::published(&folder.join("config.json"))?.context.min(LONGEST_CONTEXT);
     let stored = Weights::open(&folder).map_err(WorkbenchError::from)?;

@@ -406,25 +406,35 @@ fn joiner(broker: &Child, name: &str) -> Option<String> {
 #[test]
 #[cfg(target_os = "linux")]
 fn a_run_outlives_a_killed_peer_bit_for_bit() {
-    outlives_a_killed_peer("f32");
+    outlives_a_killed_peer(&[]);
 }
 
 #[test]
 #[cfg(target_os = "linux")]
 fn a_run_in_bf16_outlives_a_killed_peer_bit_for_bit() {
-    outlives_a_killed_peer("bf16");
+    outlives_a_killed_peer(&["--set=train.precision=bf16"]);
+}
+
+/// Frozen parameters come from a file, and after the loss from where they are kept.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_run_with_adapters_outlives_a_killed_peer_bit_for_bit() {
+    let directory = tempfile::tempdir().unwrap();
+    let base = directory.path().join("base");
+    finished(fusionllm().args(["train", "--steps=1", "--peers=1", "--run-dir"]).arg(&base).args(TINY));
+    let weights = format!("--set=model.weights={}", base.join("checkpoints/step-1/model.safetensors").display());
+    outlives_a_killed_peer(&[&weights, "--set=lora.rank=4", "--set=model.frozen_dtype=bf16"]);
 }
 
 /// The others take over its share, and no loss differs from those of a run without the kill.
 #[cfg(target_os = "linux")]
-fn outlives_a_killed_peer(precision: &str) {
-    let precision = format!("--set=train.precision={precision}");
+fn outlives_a_killed_peer(options: &[&str]) {
     let directory = tempfile::tempdir().unwrap();
     let [whole, disturbed] = ["whole", "disturbed"].map(|name| directory.path().join(name));
     let start = |path: &Path| {
         let mut command = fusionllm();
-        command.args(["train", "--steps", "400", "--peers", "3", "--set=checkpoint.every=0", &precision, "--run-dir"]);
-        command.arg(path).args(TINY);
+        command.args(["train", "--steps", "400", "--peers", "3", "--set=checkpoint.every=0", "--run-dir"]);
+        command.arg(path).args(TINY).args(options);
         command
     };
     finished(&mut start(&whole));

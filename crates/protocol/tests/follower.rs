@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use fusionllm_graph::ChoiceRng;
 use fusionllm_program::TensorKey;
-use fusionllm_protocol::{Follower, FollowerAction, FromPeer, Greeting, MemberId, Role, Source};
+use fusionllm_protocol::{Follower, FollowerAction, FromPeer, Greeting, MemberId, Role, SHELF, Source};
 use proptest::prelude::*;
 
 const ME: MemberId = MemberId(1);
@@ -25,6 +25,7 @@ fn role(generation: u32, start: u64, sources: &[(TensorKey, Source)]) -> Role {
         neighbours: BTreeSet::from([OTHER]),
         sources: sources.iter().cloned().collect(),
         share: BTreeSet::from([key("a"), TensorKey::slot("a", "m")]),
+        shelved: BTreeSet::new(),
         mirrors: BTreeMap::from([(OTHER, BTreeSet::from([key("b")]))]),
     }
 }
@@ -176,6 +177,40 @@ fn tensors_that_are_here_are_taken_and_others_fetched() {
     assert_eq!(actions, expected);
     let started = own.iter().chain([&key("c")]).map(|key| follower.loaded(2, key)).collect::<Vec<_>>().concat();
     assert_eq!(started, [FollowerAction::Start { generation: 2 }]);
+}
+
+#[test]
+fn what_never_changes_is_kept_from_generation_to_generation() {
+    let mut follower = Follower::new();
+    let part = |generation, start, source| {
+        let role = role(generation, start, &[(key("a"), Source::Seed), (key("w"), source)]);
+        Role { neighbours: BTreeSet::new(), shelved: BTreeSet::from([key("w")]), ..role }
+    };
+    let actions = follower.assign(part(1, 0, Source::Broker));
+    assert!(!actions.contains(&FollowerAction::Take { step: SHELF, keys: vec![key("w")] }));
+    follower.loaded(1, &key("a"));
+    follower.shelved(&key("w"));
+    let shelved = |generation| tell(FromPeer::Shelved { generation });
+    assert_eq!(follower.loaded(1, &key("w")), [shelved(1), FollowerAction::Start { generation: 1 }]);
+    // Another member may have it, too.
+    assert_eq!(follower.request(7, THIRD, SHELF, vec![key("w")]), [FollowerAction::Serve(7)]);
+    assert_eq!(follower.request(8, THIRD, SHELF, vec![key("v")]), [FollowerAction::Refuse(8)]);
+    // It outlives cuts, and a start from an earlier one.
+    follower.cut_taken(1, 4);
+    assert_eq!(follower.release(5), [FollowerAction::Forget { step: 4 }]);
+    follower.regroup(2);
+    follower.ended(1, None);
+    let actions = follower.assign(part(2, 0, Source::Shelf(ME)));
+    assert!(actions.contains(&FollowerAction::Take { step: SHELF, keys: vec![key("w")] }), "{actions:?}");
+    follower.loaded(2, &key("a"));
+    assert_eq!(follower.loaded(2, &key("w")), [shelved(2), FollowerAction::Start { generation: 2 }]);
+    // One that was never kept is missed at once.
+    follower.regroup(3);
+    follower.ended(2, None);
+    let mut lacking = part(3, 0, Source::Shelf(ME));
+    lacking.sources.insert(key("v"), Source::Shelf(ME));
+    let reason = r#"this peer has no copy of "v""#.into();
+    assert_eq!(follower.assign(lacking), [tell(FromPeer::Failed { generation: 3, reason })]);
 }
 
 #[test]

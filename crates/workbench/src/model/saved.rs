@@ -110,10 +110,12 @@ impl SavedModel {
 
     /// The checkpoint at `path`. Of a run, it is the newest one, or the best one if the job keeps that.
     fn checkpoint(path: &Path) -> Result<Checkpoint, WorkbenchError> {
-        if path.join("job.toml").is_file() && !path.join("manifest.json").is_file() && Network::at(path)?.keep_best {
-            if let Some((_, best)) = best_checkpoint(path)? {
-                return Ok(Checkpoint::open(&best)?);
-            }
+        let is_run = path.join("job.toml").is_file() && !path.join("manifest.json").is_file();
+        if is_run
+            && Network::at(path)?.keep_best
+            && let Some((_, best)) = best_checkpoint(path)?
+        {
+            return Ok(Checkpoint::open(&best)?);
         }
         Ok(Checkpoint::find(path)?)
     }

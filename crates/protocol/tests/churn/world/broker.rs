@@ -208,6 +208,7 @@ impl World {
                 me,
                 start,
                 neighbours: order.members.iter().copied().filter(|x| *x != me).collect(),
+                shelved: BTreeSet::new(),
                 mirrors: mirrors.collect(),
                 share,
                 sources: sources.clone(),
