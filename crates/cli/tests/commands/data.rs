@@ -55,7 +55,10 @@ fn samples_are_shown_as_the_model_sees_them() {
     assert_eq!((&text["context"], &text["samples"][0]["trained_tokens"]), (&128.into(), &128.into()));
     fs::write(dir.path().join("image.bin"), [0; 3073]).unwrap();
     let images = show(&["--set=model.family=resnet", "--set=data.train=image.bin"]);
-    assert_snapshot!(images.failure(2, dir.path()), @"");
+    assert_snapshot!(images.failure(2, dir.path()), @r#"
+    error: the data are images, and only text and chats are shown
+    hint: name a job whose data.kind is "text" or "chats"
+    "#);
 }
 
 /// The run has the template, so its own file is needed no more.

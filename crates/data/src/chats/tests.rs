@@ -359,6 +359,18 @@ fn templates_that_are_not_valid_are_named_with_their_line() {
     "#);
 }
 
+/// Regressions: both made the program end.
+#[test]
+fn odd_templates_are_refused() {
+    let folder = Folder::new();
+    assert!(ChatTemplate::open(&folder.write("empty.jinja", "{%}{% generation %}"), &Tokenizer::Bytes).is_err());
+    let wide = folder.template("{{ messages | tojson(indent=9223372036854775807) }}");
+    assert_eq!(
+        wide.render(&[], false).unwrap_err().to_string(),
+        "line 1 of the chat template: invalid operation: tojson indents by 64 blanks at most"
+    );
+}
+
 #[test]
 fn the_template_of_a_folder_is_found() {
     let folder = Folder::new();

@@ -90,11 +90,12 @@ impl Writer {
             return Err(Failure::Data(DataError::Broken { message, hint: TEMPLATE.into() }));
         };
         let rendered = template.render(messages, false).map_err(|e| refused(&e))?;
+        let all_from = |start: usize| std::iter::once(start..rendered.text.len()).collect();
         let answers = match (self.train_on, before) {
-            (TrainOn::All, _) => std::iter::once(0..rendered.text.len()).collect(),
+            (TrainOn::All, _) => all_from(0),
             (TrainOn::Answers, Some(before)) => {
                 let start = lead(template, messages, before, &rendered.text)?;
-                std::iter::once(start..rendered.text.len()).collect()
+                all_from(start)
             }
             (TrainOn::Answers, None) if template.marks_answers() => rendered.answers,
             (TrainOn::Answers, None) => answers(template, messages, &rendered.text)?,

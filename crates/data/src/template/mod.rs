@@ -232,8 +232,7 @@ fn with_marks(source: &str) -> Cow<'_, str> {
     let mut marked = String::new();
     let mut copied = 0;
     for (start, _) in source.match_indices("{%") {
-        let Some(length) = source[start..].find("%}") else { break };
-        let inside = &source[start + 2..start + length];
+        let Some((inside, _)) = source[start + 2..].split_once("%}") else { break };
         let left = inside.strip_prefix(['-', '+']).unwrap_or(inside);
         let name = left.strip_suffix(['-', '+']).unwrap_or(left);
         let mark = match name.trim() {
@@ -247,7 +246,7 @@ fn with_marks(source: &str) -> Cow<'_, str> {
         marked += &format!("{{%{before} if true %}}{{{{ '{mark}' }}}}{{% endif {after}%}}");
         // The lines of the template keep their numbers.
         marked.extend(name.chars().filter(|c| *c == '\n'));
-        copied = start + length + 2;
+        copied = start + "{%%}".len() + inside.len();
     }
     if copied == 0 {
         return Cow::Borrowed(source);

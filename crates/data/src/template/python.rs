@@ -13,6 +13,9 @@ use serde_json::ser::{CompactFormatter, Formatter, PrettyFormatter};
 /// clock.
 pub(super) const DAY: (i32, usize, usize) = (2024, 7, 26);
 
+/// The most blanks by which JSON is indented.
+const WIDEST: usize = 64;
+
 /// The message of a template that refuses a conversation.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
@@ -34,6 +37,9 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
 /// JSON as Python's `json.dumps(x, ensure_ascii=False)` writes it.
 fn tojson(value: Value, options: Kwargs) -> Result<String, Error> {
     let indent: Option<usize> = options.get("indent")?;
+    if indent.is_some_and(|indent| indent > WIDEST) {
+        return Err(Error::new(ErrorKind::InvalidOperation, format!("tojson indents by {WIDEST} blanks at most")));
+    }
     let separators: Option<Vec<String>> = options.get("separators")?;
     let sorted: Option<bool> = options.get("sort_keys")?;
     let ascii: Option<bool> = options.get("ensure_ascii")?;

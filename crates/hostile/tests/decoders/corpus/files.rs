@@ -130,7 +130,7 @@ pub(super) fn chats() -> Vec<Vec<u8>> {
         r#"{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "tools": null}"#,
         r#"{"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]}"#,
         r#"{"prompt": "a", "completion": "b", "id": 7}"#,
-        r#"{"text": "a"}"#,
+        r#"{"text": "ab"}"#,
     ];
     lines.iter().map(|line| line.as_bytes().to_vec()).chain([lines.join("\n").into_bytes()]).collect()
 }
