@@ -71,7 +71,9 @@ pub(crate) fn finetune(args: FinetuneArgs, json: bool) -> Result<(), Failure> {
     let job = Job::parse(&path.display().to_string(), &text, &directory, &args.set)?;
     describe(&job, &settings, &args)?;
     write_atomic(&path, text.as_bytes()).map_err(WorkbenchError::from)?;
-    tell(format_args!("the job is in {}; `fusionllm train {}` trains it again", path.display(), word(&path)));
+    let overridden: String = args.set.iter().map(|set| format!(" --set {}", word(set))).collect();
+    let again = format!("fusionllm train {}{overridden}", word(&path));
+    tell(format_args!("the job is in {}; `{again}` trains it again", path.display()));
     let FinetuneArgs { set, seed, run_dir, dashboard, peers, testbed, backend, worker, listening, limits, .. } = args;
     let run = RunArgs {
         job: Some(path),

@@ -11,6 +11,7 @@ fn help() {
     let commands = [
         &[][..],
         &["train"],
+        &["finetune"],
         &["broker"],
         &["join"],
         &["status"],
@@ -25,6 +26,7 @@ fn help() {
         &["simulate"],
         &["profile"],
         &["generate"],
+        &["chat"],
         &["export"],
         &["data"],
         &["data", "show"],
@@ -59,7 +61,7 @@ fn near_misses_get_a_hint() {
         (&["trian"][..], "'train'"),
         (&["train", "--peer", "2"], "'--peers'"),
         (&["graph", "shwo", "x"], "'show'"),
-        (&["export", "x", "--format", "fh", "-o", "y"], "[possible values: hf, torchvision, pt2-weights]"),
+        (&["export", "x", "--format", "fh", "-o", "y"], "[possible values: hf, torchvision, pt2-weights, peft]"),
         (&["generate", "x", "--promt", "y"], "'--prompt'"),
     ] {
         let ran = call(Path::new("."), args);
