@@ -378,7 +378,17 @@ def top_k(call: Call) -> Function:
 # Products, convolutions and pools
 
 
-simple(matmul=torch.matmul, linear=F.linear)
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """A product whose bits do not depend on how its operands lie in memory."""
+
+    def plain(x: Tensor) -> Tensor:
+        # The stride of a dimension of one element means nothing, but PyTorch chooses its kernel by it.
+        return x.clone(memory_format=torch.contiguous_format) if 1 in x.shape[-2:] else x
+
+    return torch.matmul(plain(a), plain(b))
+
+
+simple(matmul=matmul, linear=F.linear)
 
 
 def convolution(conv: dict[str, Any]) -> tuple[Any, ...]:

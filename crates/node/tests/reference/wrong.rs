@@ -205,7 +205,8 @@ fn misspelt(key: &str) -> String {
 fn split(setting: &str) -> (&str, &str, String) {
     let (name, value) = setting.split_once('=').unwrap();
     let (section, key) = name.rsplit_once('.').unwrap();
-    (section, key, format!("{value:?}"))
+    let is_number = value.parse::<f64>().is_ok();
+    (section, key, if is_number { value.to_owned() } else { format!("{value:?}") })
 }
 
 /// A job of these settings, where those of `section` stand in the place of the key `dropped`.

@@ -46,6 +46,16 @@ fn check_patterns(job: &Job, graph: &Graph) -> Result<(), WorkbenchError> {
     }
 }
 
+/// The linear layers of a network, and whether each has an adapter.
+pub(super) struct AdaptedLayers(pub(super) Vec<(LinearLayer, bool)>);
+
+impl AdaptedLayers {
+    /// The layers with an adapter.
+    pub(super) fn adapted(&self) -> impl Iterator<Item = &LinearLayer> {
+        self.0.iter().filter(|(_, adapted)| *adapted).map(|(layer, _)| layer)
+    }
+}
+
 /// The linear layers that get an adapter.
 ///
 /// # Errors

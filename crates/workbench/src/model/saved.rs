@@ -10,7 +10,6 @@ use fusionllm_workspace::checkpoint::{Checkpoint, Part};
 use fusionllm_workspace::config::Network;
 use fusionllm_workspace::run_dir::best_checkpoint;
 
-use super::export::AdaptedLayers;
 use super::state::names;
 use super::{Origin, adapters, forward};
 use crate::WorkbenchError;
@@ -142,13 +141,13 @@ impl SavedModel {
     }
 
     /// The network's linear layers, and which of them a run trained adapters for. `None` if it trained none.
-    pub(super) fn adapted_layers(&self) -> Option<AdaptedLayers> {
+    pub(super) fn adapted_layers(&self) -> Option<adapters::AdaptedLayers> {
         let Tensors::Checkpoint(_, Some(base)) = &self.tensors else { return None };
         let layers = base.graph.linear_layers().into_iter().map(|layer| {
             let adapted = base.adapted.values().any(|other| other.name == layer.name);
             (layer, adapted)
         });
-        self.network.lora.is_some().then(|| AdaptedLayers(layers.collect()))
+        self.network.lora.is_some().then(|| adapters::AdaptedLayers(layers.collect()))
     }
 
     /// Reads a matrix of an adapter.

@@ -59,7 +59,7 @@ pub struct State {
     pub data: String,
     /// Digest of the parameters that are not trained. The checkpoint does not have them: they are in the files that the
     /// run started from. `None` if all parameters are trained.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub frozen: Option<String>,
     /// Loss of the first step of the run.
     pub loss_first: Option<f64>,

@@ -180,7 +180,7 @@ pub(super) fn run_state() -> Vec<u8> {
 /// The file `state`: the protocol's version, the time, the subject, the number of peers, the first loss, no incidents,
 /// and the run.
 pub(super) fn broker_state() -> Vec<u8> {
-    let left = (1.8e9, ("graph", "data", 7u64), 3usize, Some(4.5), Vec::<u8>::new(), run().state());
+    let left = (1.8e9, ("graph", "data", 7u64, None::<String>), 3usize, Some(4.5), Vec::<u8>::new(), run().state());
     [&VERSION.to_le_bytes()[..], &encode(&left).unwrap()].concat()
 }
 

@@ -14,7 +14,7 @@ use fusionllm_models::Gpt2Config;
 use fusionllm_workspace::config::Family;
 use serde_json::{Value, json};
 
-pub use peft::{AdaptedLayers, peft};
+pub use peft::peft;
 
 use super::SavedModel;
 use super::adapters::PEFT_FILE;

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::claim;
 use crate::WorkbenchError;
 use crate::model::SavedModel;
-use crate::model::adapters::{PEFT_FILE, PEFT_PREFIX};
+use crate::model::adapters::{AdaptedLayers, PEFT_FILE, PEFT_PREFIX};
 
 const PEFT_CONFIG: &str = "adapter_config.json";
 
@@ -51,15 +51,6 @@ pub fn peft(model: &SavedModel, directory: &Path) -> Result<Vec<String>, Workben
     write_tensors(&directory.join(PEFT_FILE), &tensors)?;
     write_atomic(&directory.join(PEFT_CONFIG), format!("{config:#}\n").as_bytes())?;
     Ok(vec![PEFT_CONFIG.to_owned(), PEFT_FILE.to_owned()])
-}
-
-/// The linear layers of a network, and whether each has an adapter.
-pub struct AdaptedLayers(pub(in crate::model) Vec<(LinearLayer, bool)>);
-
-impl AdaptedLayers {
-    fn adapted(&self) -> impl Iterator<Item = &LinearLayer> {
-        self.0.iter().filter(|(_, adapted)| *adapted).map(|(layer, _)| layer)
-    }
 }
 
 /// The layers with adapters, by the last parts of their names where all layers of that name have one, and else by whole

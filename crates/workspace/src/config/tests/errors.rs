@@ -21,7 +21,7 @@ fn errors_in_overrides() {
     ");
     assert_snapshot!(error("trian.batch=4"), @r"
     --set trian.batch=4: unknown section `trian`
-    hint: did you mean `train`? the sections are model, data, train, plan, compression, checkpoint, eval, network
+    hint: did you mean `train`? the sections are model, data, lora, train, plan, compression, checkpoint, eval, network
     ");
     assert_snapshot!(error("train.batch"), @r"
     --set train.batch: an override needs a value
@@ -89,11 +89,11 @@ fn errors_in_names() {
     ");
     assert_snapshot!(error("[trian]\nsteps = 10"), @r"
     job.toml:1:2: unknown section `trian`
-    hint: did you mean `train`? the sections are model, data, train, plan, compression, checkpoint, eval, network
+    hint: did you mean `train`? the sections are model, data, lora, train, plan, compression, checkpoint, eval, network
     ");
     assert_snapshot!(error("steps = 10"), @r"
     job.toml:1:1: the setting `steps` stands outside the sections
-    hint: put it below its section's header; the sections are model, data, train, plan, compression, checkpoint, eval, network
+    hint: put it below its section's header; the sections are model, data, lora, train, plan, compression, checkpoint, eval, network
     ");
     assert_snapshot!(error("[train.optimizer]\nlearning_rate = 1"), @r"
     job.toml:2:1: unknown setting `learning_rate` in [train.optimizer]

@@ -92,6 +92,7 @@ fn an_empty_job_has_all_defaults() {
     [checkpoint]
     every = 200
     keep = 3
+    keep_best = false
     copies = true
 
     [eval]
