@@ -109,7 +109,7 @@ fn errors_in_names() {
     "#);
     assert_snapshot!(error("[model]\nn_layers = 2"), @r"
     job.toml:2:1: unknown setting `n_layers` in [model]
-    hint: did you mean `n_layer`? [model] takes family, path, config, weights, n_embd, n_layer, n_head, n_inner, vocab_size, n_positions, resid_pdrop, embd_pdrop, attn_pdrop, layer_norm_epsilon, activation_function, tie_word_embeddings, initializer_range, _attn_implementation
+    hint: did you mean `n_layer`? [model] takes family, path, config, weights, freeze, frozen_dtype, n_embd, n_layer, n_head, n_inner, vocab_size, n_positions, resid_pdrop, embd_pdrop, attn_pdrop, layer_norm_epsilon, activation_function, tie_word_embeddings, initializer_range, _attn_implementation
     ");
     assert_snapshot!(error("[data]\ntokenizer = \"bpe\""), @r#"
     job.toml:2:13: `data.tokenizer` cannot be "bpe": /nowhere/bpe is not there
