@@ -145,8 +145,8 @@ impl HostTensor {
         match dtype {
             DType::F64 => self.for_each(|x| add(&x.to_le_bytes())),
             DType::F32 => self.for_each(|x| add(&(x as f32).to_le_bytes())),
-            DType::F16 => self.for_each(|x| add(&half::f16::from_f64(x).to_le_bytes())),
-            DType::BF16 => self.for_each(|x| add(&half::bf16::from_f64(x).to_le_bytes())),
+            DType::F16 => self.for_each(|x| add(&half::f16::from_f32(x as f32).to_le_bytes())),
+            DType::BF16 => self.for_each(|x| add(&half::bf16::from_f32(x as f32).to_le_bytes())),
             DType::I64 => self.for_each(|x| add(&(x as i64).to_le_bytes())),
             DType::I32 => match self.ty.dtype {
                 // Of a large integer, the lowest 32 bits remain.

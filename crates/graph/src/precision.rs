@@ -89,6 +89,12 @@ fn class(op: &Op) -> Class {
     }
 }
 
+/// Whether an operator only moves numbers, so that their type does not matter.
+fn moves(op: &Op) -> bool {
+    op.view().is_some()
+        || matches!(op, Op::SliceBackward(_) | Op::Cat(_) | Op::Embedding(_) | Op::Flip(_) | Op::ConstantPad(_))
+}
+
 /// A value of the f32 graph in the bf16 graph.
 #[derive(Debug, Clone)]
 struct Forms {
@@ -178,6 +184,8 @@ impl<'a> Narrowing<'a> {
         let node = self.graph.node(id);
         Ok(match class(&node.op) {
             Class::Narrow => self.precision == Precision::Bf16,
+            // A graph in f32 computes nothing in bf16. Frozen parameters may be moved in it.
+            Class::Follow if self.precision == Precision::F32 && !moves(&node.op) => false,
             Class::Follow => {
                 let mut any = false;
                 for v in node.inputs.iter().filter(|v| self.graph.ty(**v).dtype == DType::F32) {
