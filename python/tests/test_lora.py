@@ -91,8 +91,6 @@ def job(directory: Path, source: Path, adapter: Path, text: Path) -> Path:
 path = "{source}"
 
 [lora]
-rank = 8
-alpha = 16
 weights = "{adapter}"
 
 [data]
@@ -160,8 +158,8 @@ def test_losses_and_adapters_are_those_of_peft(family: str, peers: int, tmp_path
         assert (opened.eval()(tokens).logits - merged(tokens).logits).abs().max() < 1e-4
 
 
-def exported(path: Path):
-    """A model with linear layers in blocks and a loss, as `torch.export` writes it."""
+def exported(path: Path, trains: bool):
+    """A model with linear layers in blocks and a loss, as `torch.export` writes it. `trains`: with blocks that train."""
     import torch
 
     class Block(torch.nn.Module):
@@ -186,6 +184,7 @@ def exported(path: Path):
 
     torch.manual_seed(2)
     model = Network()
+    model.blocks.requires_grad_(trains)
     rows = torch.randn(8, 16), torch.randint(0, 5, (8,))
     batch = torch.export.Dim("batch", min=2, max=64)
     archive = torch.export.export(model, rows, dynamic_shapes={"x": {0: batch}, "labels": {0: batch}})
@@ -194,12 +193,14 @@ def exported(path: Path):
 
 
 @pytest.mark.parametrize("peers", [1, 3])
-@pytest.mark.parametrize("frozen", ["f32", "bf16"])
+@pytest.mark.parametrize("frozen", ["f32", "bf16", "in the archive"])
 def test_an_imported_model_trains_adapters_too(peers: int, frozen: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     peft = pytest.importorskip("peft")
     safetensors = pytest.importorskip("safetensors.torch")
-    model, (x, labels) = exported(tmp_path / "model.pt2")
+    in_archive = frozen == "in the archive"
+    kept = "f32" if in_archive else frozen
+    model, (x, labels) = exported(tmp_path / "model.pt2", not in_archive)
     safetensors.save_file({"x": x, "labels": labels}, tmp_path / "rows.safetensors")
     if frozen == "bf16":
         # What peers keep is rounded, and computes in single precision.
@@ -222,10 +223,9 @@ def test_an_imported_model_trains_adapters_too(peers: int, frozen: str, tmp_path
         f"""
 [model]
 file = "model.pt2"
-frozen_dtype = "{frozen}"
+frozen_dtype = "{kept}"
 
 [lora]
-rank = 4
 weights = "adapter"
 
 [data]
@@ -249,12 +249,39 @@ every = 0
     [checkpoint] = (tmp_path / "run/checkpoints").glob(f"step-{STEPS}")
     ours = safetensors.load_file(checkpoint / "model.safetensors")
     theirs = peft.get_peft_model_state_dict(adapted)
-    assert {f"base_model.model.{name}" for name in ours} == set(theirs)
-    for name, matrix in ours.items():
+    adapters = {name: matrix for name, matrix in ours.items() if "lora_" in name}
+    # What the archive froze is a buffer, which a checkpoint has.
+    assert in_archive or len(adapters) == len(ours)
+    assert {f"base_model.model.{name}" for name in adapters} == set(theirs)
+    for name, matrix in adapters.items():
         assert (matrix - theirs[f"base_model.model.{name}"]).abs().max() < 1e-4, name
-    if frozen == "f32":
+    if frozen != "bf16":
         run("export", tmp_path / "run", "--merge", "-o", tmp_path / "merged")
         state = safetensors.load_file(tmp_path / "merged/model.safetensors")
         merged = adapted.merge_and_unload().state_dict()
         assert set(state) == set(merged)
         assert all((state[name] - merged[name]).abs().max() < 1e-5 for name in state)
+
+
+def test_adapters_of_another_strength_are_refused(tmp_path: Path) -> None:
+    source, adapter, text = tmp_path / "source", tmp_path / "adapter", tmp_path / "text.txt"
+    with_adapters(folder("llama", source), 8).save_pretrained(adapter)
+    text.write_bytes(bytes(range(CONTEXT + 1)))
+    path = job(tmp_path, source, adapter, text)
+
+    def refusal(*settings: str) -> str:
+        command = ["fusionllm", "train", str(path), *(f"--set={setting}" for setting in settings)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert done.returncode == 2, done.stderr
+        return done.stderr
+
+    assert "`lora.alpha` is 8, but the adapters of `lora.weights` have 16" in refusal("lora.alpha=8")
+    assert "`lora.rank` is 4, but the adapters of `lora.weights` have 8" in refusal("lora.rank=4")
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps({**config, "use_rslora": True}))
+    assert "`use_rslora` is set, which is not supported" in refusal()
+    # The adapters of another model have other shapes.
+    (adapter / "adapter_config.json").unlink()
+    other = {"model.path": str(tmp_path / "other"), "lora.rank": 8}
+    folder("gpt2", tmp_path / "other")
+    assert "adapter_model.safetensors" in refusal(*(f"{key}={value}" for key, value in other.items()))

@@ -181,7 +181,7 @@ pub(crate) struct FinetuneArgs {
     /// The folder of a model, as Hugging Face publishes it.
     pub(crate) folder: PathBuf,
 
-    /// What it learns from: JSON lines with `messages`, `prompt` and `completion` or `text`, or text files.
+    /// The files to learn from: JSON lines with `messages`, `prompt` and `completion` or `text`, or text files.
     #[arg(required = true, value_name = "DATA")]
     pub(crate) data: Vec<PathBuf>,
 
@@ -668,7 +668,7 @@ pub(crate) struct ChatArgs {
     /// A run's directory, a checkpoint's, or one with config.json and model.safetensors from Hugging Face.
     pub(crate) checkpoint: PathBuf,
 
-    /// What the system message says.
+    /// The text of the system message.
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,
 

@@ -80,7 +80,7 @@ fn template(model: &SavedModel, asked: &Path) -> Result<ChatTemplate, Failure> {
 struct Talk {
     generator: Generator,
     template: ChatTemplate,
-    /// What stands before the first message.
+    /// The messages before the first one of the conversation.
     opening: Vec<Message>,
     messages: Vec<Message>,
     sampling: Sampling,

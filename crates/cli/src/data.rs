@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use crate::output::{legible, print, print_json};
 use crate::train::load_job;
 
-/// What stands around text that is trained on, with colours and without.
+/// The marks around text that is trained on, with colours and without.
 const BOLD: [&str; 2] = ["\u{1b}[1;32m", "\u{1b}[0m"];
 const BRACKETS: [&str; 2] = ["⟦", "⟧"];
 

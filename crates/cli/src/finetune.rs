@@ -96,7 +96,7 @@ pub(crate) fn finetune(args: FinetuneArgs, json: bool) -> Result<(), Failure> {
     }
 }
 
-/// What the user need not say.
+/// Finds out the settings that the user need not say.
 fn settings(args: &FinetuneArgs) -> Result<Settings, Failure> {
     let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let folder = absolute(&args.folder);

@@ -70,13 +70,13 @@ pub struct Chats {
     /// Whether each epoch draws the conversations in another order. Default true. Otherwise they come in the order of
     /// the files.
     pub shuffle: bool,
-    /// What the model learns. Default the answers.
+    /// The part of a conversation that the model learns. Default the answers.
     pub train_on: TrainOn,
     /// The treatment of broken conversations. By default they are an error.
     pub on_error: OnError,
 }
 
-/// What a model learns of a conversation.
+/// The part of a conversation that a model learns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TrainOn {

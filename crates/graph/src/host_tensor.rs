@@ -133,8 +133,8 @@ impl HostTensor {
         }
     }
 
-    /// The elements converted to `dtype`. Floats round to nearest; floats become integers by truncation, numbers become
-    /// booleans by `!= 0`.
+    /// The elements converted to `dtype`. Floats round to nearest, to 16 bits by way of f32, as PyTorch does. Floats
+    /// become integers by truncation, and numbers become booleans by `!= 0`.
     pub fn cast(&self, dtype: DType) -> Result<Self, GraphError> {
         if dtype == self.ty.dtype {
             return Ok(self.clone());
@@ -156,5 +156,22 @@ impl HostTensor {
             DType::Bool => self.for_each(|x| add(&[(x != 0.0) as u8])),
         }
         Self::from_bytes(ty, data)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression: a number was cut to the upper half of its 64 bits before it was rounded to 16. So one just above the
+    /// middle of two neighbours counted as the middle.
+    #[test]
+    fn the_last_bit_decides_how_a_float_is_rounded() {
+        for (dtype, half) in [(DType::BF16, 2f32.powi(-8)), (DType::F16, 2f32.powi(-11))] {
+            let (middle, step) = (1.0 + half, 2.0 * half);
+            let numbers = [middle - f32::EPSILON, middle, middle + f32::EPSILON];
+            let rounded = HostTensor::from_f32([3], &numbers).unwrap().cast(dtype).unwrap();
+            assert_eq!(rounded.to_f64(), [1.0, 1.0, f64::from(1.0 + step)], "{dtype}");
+        }
     }
 }

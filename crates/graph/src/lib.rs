@@ -5,11 +5,12 @@
 //! A [`Graph`] is plain data. Its nodes each apply one operator ([`Op`]) to typed values. Values from outside are
 //! inputs, parameters, buffers and constants. [`autodiff::differentiate`] adds the backward operators to a forward
 //! graph, as plain nodes. [`Graph::evaluation`] returns the form used for evaluation, and [`Graph::in_precision`] the
-//! form that computes in bf16. [`Graph::freeze`] and
-//! [`Graph::with_adapters`] leave parameters as they are and train others beside them. [`batch::BatchLoss`] says how the loss of a batch follows from its micro-batches.
+//! form that computes in bf16. [`Graph::freeze`] and [`Graph::with_adapters`] leave parameters as they are and train
+//! others beside them. [`batch::BatchLoss`] says how the loss of a batch follows from its micro-batches.
 //!
 //! Layers, from the bottom: `types` and `ids`; `ops` (attributes, shapes, costs); `graph`; `builder`; `rules`
-//! (gradients and decompositions, which write operators with the builder); `autodiff`, `batch`, `eval`, `lora` and `precision`.
+//! (gradients and decompositions, which write operators with the builder); `autodiff`, `batch`, `eval`, `lora` and
+//! `precision`.
 //!
 //! ```
 //! use fusionllm_graph::{Builder, DType, Init};

@@ -108,11 +108,11 @@ impl Graph {
         }
         let mut matrices = BTreeMap::new();
         for layer in layers {
-            let [a, b_name] = layer.adapter_names();
+            let [down, up] = layer.adapter_names();
             let dtype = self.ty(layer.weight).dtype;
             let bound = 1.0 / (layer.inputs.max(1) as f64).sqrt();
-            let down = b.parameter(&a, dtype, [adapters.rank, layer.inputs], Init::Uniform { bound })?;
-            let up = b.parameter(&b_name, dtype, [layer.outputs, adapters.rank], Init::Constant(0.0))?;
+            let down = b.parameter(&down, dtype, [adapters.rank, layer.inputs], Init::Uniform { bound })?;
+            let up = b.parameter(&up, dtype, [layer.outputs, adapters.rank], Init::Constant(0.0))?;
             matrices.extend(layer.nodes.iter().map(|node| (*node, (layer, down, up))));
         }
         let mut stream = self.nodes.iter().filter(|n| matches!(n.op, Op::Dropout(_))).count() as u64;

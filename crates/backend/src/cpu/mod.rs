@@ -216,8 +216,8 @@ fn in_single(op: &Op, inputs: Vec<Array>, outputs: &[TensorType]) -> Ran {
     let single = |dtype| if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype };
     // Scalars are rounded to the operand's type, as PyTorch rounds them in comparisons.
     let rounded = |scalar: f64| match inputs.first().map(|x| x.dtype) {
-        Some(DType::F16) => half::f16::from_f64(scalar).to_f64(),
-        Some(DType::BF16) => half::bf16::from_f64(scalar).to_f64(),
+        Some(DType::F16) => half::f16::from_f32(scalar as f32).to_f64(),
+        Some(DType::BF16) => half::bf16::from_f32(scalar as f32).to_f64(),
         _ => scalar,
     };
     let op = match op {

@@ -52,8 +52,8 @@ macro_rules! convert {
 convert! {
     f64 false |x| x, |f| f, |i| i as f64;
     f32 false |x| f64::from(x), |f| f as f32, |i| i as f32;
-    f16 false |x| x.to_f64(), |f| f16::from_f64(f), |i| f16::from_f64(i as f64);
-    bf16 false |x| x.to_f64(), |f| bf16::from_f64(f), |i| bf16::from_f64(i as f64);
+    f16 false |x| x.to_f64(), |f| f16::from_f32(f as f32), |i| f16::from_f32(i as f32);
+    bf16 false |x| x.to_f64(), |f| bf16::from_f32(f as f32), |i| bf16::from_f32(i as f32);
     i32 true |x| f64::from(x), |f| f as i32, |i| i as i32;
     u8 true |x| f64::from(x), |f| u8::from(f != 0.0), |i| u8::from(i != 0);
 }
@@ -145,6 +145,10 @@ mod tests {
         let mut h = [bf16::ZERO; 2];
         cast(&mut h, &[1.0f32 + 1.0 / 256.0, -300.0]);
         assert_eq!(h, [bf16::from_f32(1.0), bf16::from_f32(-300.0)]);
+        // Just above the middle of two neighbours. `half` cuts a double to its upper 32 bits before it rounds it.
+        let above = f64::from(1.0 + 2f32.powi(-8) + f32::EPSILON);
+        cast(&mut h, &[above, -above]);
+        assert_eq!(h.map(bf16::to_f32), [1.0 + 2f32.powi(-7), -1.0 - 2f32.powi(-7)]);
         let mut b = [0u8; 3];
         cast(&mut b, &[0.0f64, -0.0, f64::NAN]);
         assert_eq!(b, [0, 0, 1]);

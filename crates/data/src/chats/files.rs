@@ -31,7 +31,7 @@ pub(super) struct Lines {
     starts: Vec<u64>,
 }
 
-/// What is found in a file.
+/// The lines that were found in a file.
 #[derive(Default)]
 pub(super) struct Found {
     /// The lines that can be used, counted from 0.
@@ -42,7 +42,7 @@ pub(super) struct Found {
     pub(super) first: Vec<(usize, Problem)>,
 }
 
-/// What is found in a block.
+/// The lines that were found in a block.
 #[derive(Default)]
 struct Part {
     lengths: Vec<u32>,
@@ -148,7 +148,7 @@ impl Lines {
     }
 }
 
-/// What tells that a file has changed: its length, and when it was written.
+/// The marks by which a changed file is known: its length, and the time when it was written.
 fn state(metadata: &Metadata) -> (u64, Option<SystemTime>) {
     (metadata.len(), metadata.modified().ok())
 }

@@ -7,7 +7,7 @@ use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Vis
 
 use crate::template::{ASSISTANT, Message};
 
-/// What a line asks the model to learn.
+/// The text that a line asks the model to learn.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Conversation {
     /// Turns, of which the model learns its own.
@@ -23,7 +23,7 @@ pub(super) enum Conversation {
 /// The reason why a line cannot be trained on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Problem {
-    /// What is wrong.
+    /// The fault.
     pub(super) message: String,
     /// Advice to the user.
     pub(super) hint: &'static str,
@@ -127,11 +127,11 @@ enum Part {
     Null,
     Text(String),
     List(Vec<Entry>),
-    /// What it is, in words.
+    /// Something else, in words.
     Other(&'static str),
 }
 
-/// What a list has in the place of a message: its fields, or what it is, in words.
+/// An entry of a list of messages: the fields of a message, or something else, in words.
 type Entry = Result<Turn, &'static str>;
 
 /// The fields of a message.
@@ -148,7 +148,7 @@ enum Scalar {
     #[default]
     Missing,
     Text(String),
-    /// What it is, in words.
+    /// Something else, in words.
     Other(&'static str),
 }
 

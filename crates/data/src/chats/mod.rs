@@ -47,14 +47,14 @@ pub(super) struct Corpus {
     notes: Notes,
 }
 
-/// What the line about the data says.
+/// The counts in the line about the data.
 #[derive(Default)]
 struct Notes {
     /// Conversations that are left out because they are broken.
     broken: usize,
     /// Conversations that were written and encoded.
     checked: usize,
-    /// Those of them that are longer than the context.
+    /// Checked conversations that are longer than the context.
     cut: usize,
 }
 
@@ -84,7 +84,7 @@ impl Broken {
         DataError::Broken { message, hint: format!("{}; {SKIP}", self.hint) }
     }
 
-    /// What the error begins with: how many of how many are broken.
+    /// The beginning of the error: how many of how many are broken.
     fn title(&self, whole: impl fmt::Display) -> String {
         format!("{} of {whole} {} broken", self.count, if self.count == 1 { "is" } else { "are" })
     }

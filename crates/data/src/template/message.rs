@@ -7,7 +7,7 @@ use minijinja::Value;
 pub struct Message {
     /// Who speaks: `system`, `user` or `assistant`, or another role that the template knows.
     pub role: String,
-    /// What is said.
+    /// The text.
     pub content: String,
     /// Other fields, which a template may read.
     pub(crate) others: Vec<(String, Value)>,

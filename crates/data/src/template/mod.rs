@@ -79,7 +79,7 @@ pub enum TemplateError {
     Failed {
         /// The line of the template, from 1; 0 if it is unknown.
         line: usize,
-        /// What went wrong.
+        /// The fault.
         message: String,
     },
     /// A message has a character that marks answers.

@@ -1,4 +1,4 @@
-//! What `transformers` gives to the templates of chats, beside Jinja2 itself.
+//! The functions and filters that `transformers` gives to the templates of chats, beside Jinja2 itself.
 
 use std::io;
 
@@ -97,7 +97,7 @@ macro_rules! forward {
 }
 
 impl Style<'_> {
-    /// What stands before a value: after the first, a separator.
+    /// Writes the text before a value: after the first, a separator.
     fn separate<W: ?Sized + io::Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
         if !first {
             out.write_all(self.item.as_bytes())?;

@@ -14,7 +14,7 @@ use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// What `transformers` makes of a conversation.
+/// A conversation as `transformers` writes it.
 #[derive(Deserialize)]
 struct Case {
     messages: Vec<Value>,

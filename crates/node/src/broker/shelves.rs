@@ -6,7 +6,7 @@ use fusionllm_plan::Cluster;
 use fusionllm_program::{PeerId, TensorKey};
 use fusionllm_protocol::{Assignment, MemberId};
 
-/// What members have said that they keep. A member that begins anew has another number.
+/// The shelves of all members, as they have said. A member that begins anew has another number.
 #[derive(Default)]
 pub(super) struct Shelves {
     /// By member: the generation of its last assignment, and what it is to keep of that.
@@ -50,7 +50,23 @@ impl Shelves {
 
 #[cfg(test)]
 mod tests {
+    use fusionllm_plan::{Device, DirectLink, Link, Place, Rates};
+
     use super::*;
+
+    /// Three devices and the broker. The first two have fast lines to each other.
+    fn cluster() -> Cluster {
+        let rates = Rates { matmul: 1e9, convolution: 1e9, memory: 1e9, overhead: 1e-6 };
+        let devices = ["a", "b", "c"].map(|name| Device::new(name, rates, 1 << 30));
+        let line = |from, to, bandwidth| DirectLink { from, to, link: Link { latency: 0.01, bandwidth } };
+        let slow = (0..3).flat_map(|i| (0..3).map(move |j| (i, j))).filter(|(i, j)| i != j).map(|(i, j)| {
+            let bandwidth = if i + j == 1 { 1e8 } else { 1e5 };
+            line(Place::Device(i), Place::Device(j), bandwidth)
+        });
+        let broker = (0..3).flat_map(|i| [(Place::Broker, Place::Device(i)), (Place::Device(i), Place::Broker)]);
+        let lines = slow.chain(broker.map(|(from, to)| line(from, to, 1e6))).collect();
+        Cluster::new(devices.to_vec(), Vec::new(), lines, Some(Place::Broker)).unwrap()
+    }
 
     #[test]
     fn a_tensor_comes_from_where_it_is_nearest() {
@@ -65,5 +81,9 @@ mod tests {
         shelves.confirm(members[0], 3);
         assert_eq!(nearest(&shelves, 0), Some(members[0]));
         assert_eq!(nearest(&shelves, 1), None, "nothing is known of the links");
+        let cluster = cluster();
+        let nearest = |to| shelves.nearest(&key, PeerId(to), &members, Some(&cluster));
+        assert_eq!((nearest(0), nearest(1)), (Some(members[0]), Some(members[0])), "in one place");
+        assert_eq!(nearest(2), None, "the broker has the faster line");
     }
 }

@@ -1,4 +1,4 @@
-//! What a job trains of a network: the parameters that it freezes, and low-rank adapters beside them.
+//! The part of a network that a job trains: the parameters that it freezes, and low-rank adapters beside them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

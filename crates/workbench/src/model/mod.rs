@@ -104,10 +104,8 @@ impl Builds {
         let group = job.data.group();
         // A second size tells a number of rows from a constant. Few numbers of a model are three times a group.
         let other = if micro_batch == 3 * group { 5 * group } else { 3 * group };
-        let other_graph = self
-            .graphs
-            .entry(other)
-            .or_insert_with(|| Some(adapters::adapt(job, forward_of(job, other).ok()?.0).ok()?.0));
+        let build = || adapters::adapt(job, forward_of(job, other)?.0);
+        let other_graph = self.graphs.entry(other).or_insert_with(|| build().ok().map(|(graph, _)| graph));
         let other = other_graph.as_ref().map(|graph| (graph, other));
         let (forward, batch_loss) = BatchLoss::of(forward, loss, Sizes { samples: micro_batch, group, other })?;
         let forward = forward.in_precision(job.train.precision, job.model.frozen_dtype)?;

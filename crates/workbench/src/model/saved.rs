@@ -31,7 +31,7 @@ enum Tensors {
     Published(Weights),
 }
 
-/// What a run left as it was of the model that it trained: its frozen parameters, with the adapters beside them.
+/// The model that a run trained a part of: its frozen parameters, and the layers that have adapters.
 struct Base {
     origin: Origin,
     graph: Graph,
@@ -45,10 +45,13 @@ impl Base {
     /// The base of a checkpoint, which must be the one that the run started from. `None` if the run trained the whole
     /// model.
     fn open(network: &Network, checkpoint: &Checkpoint) -> Result<Option<Self>, WorkbenchError> {
-        let Some(digest) = &checkpoint.state().frozen else { return Ok(None) };
+        let digest = &checkpoint.state().frozen;
+        if digest.is_none() && network.lora.is_none() {
+            return Ok(None);
+        }
         let graph = forward(&network.family, 1, 1)?.freeze(|name| network.freezes(name));
         let origin = Origin::of_network(network, &graph)?;
-        if origin.digest_of_frozen(&graph)?.as_ref() != Some(digest) {
+        if origin.digest_of_frozen(&graph)? != *digest {
             return Err(WorkbenchError::input_with_hint(
                 format!("{}: the weights that the run started from have changed since", checkpoint.path().display()),
                 "restore the files of model.weights or model.file",
@@ -60,14 +63,18 @@ impl Base {
         Ok(Some(Self { adapted: named.collect(), origin, seed: checkpoint.state().seed, scale, graph }))
     }
 
-    /// Reads a parameter that the checkpoint does not have. An adapter beside it is added to it.
-    fn read(&self, name: &str, checkpoint: &Checkpoint) -> Result<HostTensor, WorkbenchError> {
+    /// Reads a frozen parameter.
+    fn read(&self, name: &str) -> Result<HostTensor, WorkbenchError> {
         let absent = || WorkbenchError::State(format!("{name} is not there"));
         let value = self.graph.find(name).map(|v| self.graph.value(v)).ok_or_else(absent)?;
-        let tensor = match self.origin.read(value)? {
-            Some(tensor) => tensor,
-            None => value.kind.init().ok_or_else(absent)?.draw(self.seed, name, &value.ty)?,
-        };
+        match self.origin.read(value)? {
+            Some(tensor) => Ok(tensor),
+            None => Ok(value.kind.init().ok_or_else(absent)?.draw(self.seed, name, &value.ty)?),
+        }
+    }
+
+    /// A weight with its adapter added to it, if it has one.
+    fn merged(&self, name: &str, tensor: HostTensor, checkpoint: &Checkpoint) -> Result<HostTensor, WorkbenchError> {
         let Some(layer) = self.adapted.get(name) else { return Ok(tensor) };
         let [a, b] = layer.adapter_names();
         let matrices = [checkpoint.read(Part::Model, &a)?, checkpoint.read(Part::Model, &b)?];
@@ -76,8 +83,8 @@ impl Base {
 }
 
 impl SavedModel {
-    /// Opens the newest checkpoint of the run at `path` (the best one, if its job keeps that), the checkpoint at `path`, or a directory from Hugging Face
-    /// with `config.json` and `model.safetensors`.
+    /// Opens the newest checkpoint of the run at `path` (the best one, if its job keeps that), the checkpoint at `path`,
+    /// or a directory from Hugging Face with `config.json` and `model.safetensors`.
     ///
     /// # Errors
     ///
@@ -176,8 +183,12 @@ impl SavedModel {
             }
             Tensors::Checkpoint(checkpoint, base) => {
                 let tensor = match base {
-                    Some(base) if !has(checkpoint, name) => base.read(name, checkpoint)?,
+                    Some(base) if !has(checkpoint, name) => base.read(name)?,
                     _ => checkpoint.read(Part::Model, name)?,
+                };
+                let tensor = match base {
+                    Some(base) => base.merged(name, tensor, checkpoint)?,
+                    None => tensor,
                 };
                 if tensor.ty() != ty {
                     return Err(WorkbenchError::input_with_hint(

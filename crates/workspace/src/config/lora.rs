@@ -1,12 +1,13 @@
 //! `[lora]`: low-rank adapters, which are trained instead of the network's own parameters.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use fusionllm_graph::lora::{Adapters, names};
 use serde::Serialize;
+use serde_json::Value;
 
 use super::files::Files;
-use super::reader::{JobError, Section};
+use super::reader::{self, JobError, Json, Section};
 
 /// Low-rank adapters beside frozen linear layers.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -36,16 +37,74 @@ impl Lora {
         if !section.is_written() {
             return Ok(None);
         }
-        let rank = section.size("rank", 1)?.unwrap_or(16);
+        let weights = files.named(section, "weights")?;
+        let given = weights.as_deref().map(Given::read).transpose()?.flatten();
+        let rank = section.size("rank", 1)?.or(given.as_ref().map(|given| given.rank)).unwrap_or(16);
+        let alpha = section.number("alpha", "above 0", |x| x > 0.0)?.or(given.as_ref().map(|given| given.alpha));
+        let targets = patterns(section, "targets", "write targets = [\"q_proj\", \"v_proj\"], or leave it out")?;
         let lora = Self {
             rank,
-            alpha: section.number("alpha", "above 0", |x| x > 0.0)?.unwrap_or(2.0 * rank as f64),
+            alpha: alpha.unwrap_or(2.0 * rank as f64),
             dropout: section.number("dropout", "at least 0 and below 1", |p| (0.0..1.0).contains(&p))?.unwrap_or(0.0),
-            targets: patterns(section, "targets", "write targets = [\"q_proj\", \"v_proj\"], or leave it out")?,
-            weights: files.named(section, "weights")?,
+            targets: given.as_ref().filter(|_| targets.is_empty()).map_or(targets, |given| given.targets.clone()),
+            weights,
         };
         section.finish()?;
+        if let Some(given) = given {
+            // Other numbers would make another model of the same matrices.
+            for (key, ours, theirs) in
+                [("rank", lora.rank as f64, given.rank as f64), ("alpha", lora.alpha, given.alpha)]
+            {
+                if ours != theirs {
+                    let message = format!("`lora.{key}` is {ours}, but the adapters of `lora.weights` have {theirs}");
+                    return Err(section.error(key, message, format!("leave {key} out: {PEFT_CONFIG} has it")));
+                }
+            }
+        }
         Ok(Some(lora))
+    }
+}
+
+/// The settings of adapters in a folder that PEFT wrote.
+const PEFT_CONFIG: &str = "adapter_config.json";
+
+/// The settings that adapters were made with, as PEFT wrote them.
+struct Given {
+    rank: usize,
+    alpha: f64,
+    targets: Vec<String>,
+}
+
+impl Given {
+    /// Reads the settings beside adapters. `None` if there are none.
+    fn read(folder: &Path) -> Result<Option<Self>, JobError> {
+        let path = folder.join(PEFT_CONFIG);
+        if !path.is_file() {
+            return Ok(None);
+        }
+        let Json { values, .. } = reader::parse_json(&path)?;
+        let refused = |message: String| {
+            JobError::new(path.display(), message, "give adapters that PEFT made as plain LoRA, without biases")
+        };
+        let set = |key: &str| match values.get(key) {
+            None | Some(Value::Null | Value::Bool(false)) => false,
+            Some(Value::Object(table)) => !table.is_empty(),
+            Some(Value::String(text)) => text != "none",
+            Some(_) => true,
+        };
+        let unknown = ["use_dora", "use_rslora", "bias", "rank_pattern", "alpha_pattern", "modules_to_save"];
+        if let Some(key) = unknown.into_iter().find(|key| set(key)) {
+            return Err(refused(format!("`{key}` is set, which is not supported")));
+        }
+        let rank = values.get("r").and_then(Value::as_u64).filter(|rank| *rank > 0);
+        let alpha = values.get("lora_alpha").and_then(Value::as_f64).filter(|alpha| *alpha > 0.0);
+        let Some((rank, alpha)) = rank.zip(alpha) else {
+            return Err(refused("`r` and `lora_alpha` must be numbers above 0".to_owned()));
+        };
+        // A text is a pattern of another kind, or stands for all linear layers.
+        let named = values.get("target_modules").and_then(Value::as_array).into_iter().flatten();
+        let targets = named.filter_map(|name| Some(name.as_str()?.to_owned())).collect();
+        Ok(Some(Self { rank: rank as usize, alpha, targets }))
     }
 }
 

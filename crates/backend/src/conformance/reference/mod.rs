@@ -129,10 +129,10 @@ impl Elements {
             (e @ Self::Float(_), DType::F64) | (e @ Self::Int(_), DType::I64) => e,
             (Self::Float(v), DType::F32) => Self::Float(v.into_iter().map(|x| f64::from(x as f32)).collect()),
             (Self::Float(v), DType::F16) => {
-                Self::Float(v.into_iter().map(|x| half::f16::from_f64(x).to_f64()).collect())
+                Self::Float(v.into_iter().map(|x| half::f16::from_f32(x as f32).to_f64()).collect())
             }
             (Self::Float(v), DType::BF16) => {
-                Self::Float(v.into_iter().map(|x| half::bf16::from_f64(x).to_f64()).collect())
+                Self::Float(v.into_iter().map(|x| half::bf16::from_f32(x as f32).to_f64()).collect())
             }
             (Self::Float(v), DType::Bool) => Self::Int(v.into_iter().map(|x| i64::from(x != 0.0)).collect()),
             (Self::Float(v), DType::I64 | DType::I32) => {

@@ -166,8 +166,8 @@ macro_rules! float {
 
 float!(f64, f64, 1.0, |v| v, |v| v);
 float!(f32, f32, 1.0, |v| v, |v| v as f32);
-float!(half::f16, f32, half::f16::ONE, half::f16::to_f32, half::f16::from_f64);
-float!(half::bf16, f32, half::bf16::ONE, half::bf16::to_f32, half::bf16::from_f64);
+float!(half::f16, f32, half::f16::ONE, half::f16::to_f32, |v| half::f16::from_f32(v as f32));
+float!(half::bf16, f32, half::bf16::ONE, half::bf16::to_f32, |v| half::bf16::from_f32(v as f32));
 
 macro_rules! integer {
     ($t:ty) => {
