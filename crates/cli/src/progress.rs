@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use console::Term;
-use fusionllm_data::{Dataset, Tokenizer};
+use fusionllm_data::{Data, Dataset, Tokenizer};
 use fusionllm_events::{Event, StepMetrics};
 use fusionllm_node::{Observer, Ticket};
 use fusionllm_workbench::model::Model;
@@ -54,6 +54,8 @@ pub(crate) struct History {
     pub(crate) took: f64,
     /// The beginning of the held-out text. The model continues it in the report.
     pub(crate) prompt: Option<String>,
+    /// Whether the model learns from chats, so that people talk with it.
+    pub(crate) chats: bool,
     /// Whether the model is too large for this machine to hold it for the report.
     pub(crate) large: bool,
     /// The step at which the run stops.
@@ -74,7 +76,11 @@ impl Progress {
         if let Ok(style) = ProgressStyle::with_template("{spinner} {wide_msg}") {
             bar.set_style(style);
         }
-        let tokenizer = job.data.written().map(|(tokenizer, _)| tokenizer.clone());
+        let tokenizer = match &job.data {
+            Data::Text(text) => Some(text.tokenizer.clone()),
+            // A text that a model of chats continues says little of how it answers.
+            Data::Chats(_) | Data::Cifar10(_) | Data::Tensors(_) => None,
+        };
         Self {
             bar,
             steps: job.train.stop,
@@ -86,7 +92,12 @@ impl Progress {
             pace: Pace::default(),
             last_line: None,
             sent: 0,
-            history: History { steps: job.train.stop, length: job.train.steps, ..History::default() },
+            history: History {
+                chats: matches!(job.data, Data::Chats(_)),
+                steps: job.train.stop,
+                length: job.train.steps,
+                ..History::default()
+            },
         }
     }
 

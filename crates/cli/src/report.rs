@@ -30,6 +30,9 @@ pub(crate) fn report(history: &History, again: &Again) -> Result<(), Failure> {
         let command = format!("fusionllm generate {} --prompt \"...\"", word(&history.directory));
         print(&command_fact("more text:", &command))?;
     }
+    if history.chats {
+        print(&command_fact("talk:", &format!("fusionllm chat {}", word(&history.directory))))?;
+    }
     // A run that was interrupted continues to where it would have stopped, and then to the end of its job.
     let more = match summary.steps {
         n if n < history.steps => String::new(),

@@ -2,6 +2,7 @@
 
 use std::fs::{File, Metadata};
 use std::io::{Read, Seek, SeekFrom};
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -87,7 +88,8 @@ impl Lines {
                     hasher.update(block);
                 }
                 // A thread ends with a panic only where the program is wrong.
-                looks.into_iter().map(|look| look.join().unwrap_or_default()).collect::<Vec<Part>>()
+                let part = |look: thread::ScopedJoinHandle<'_, Part>| look.join().unwrap_or_else(|e| resume_unwind(e));
+                looks.into_iter().map(part).collect::<Vec<Part>>()
             });
             for part in parts {
                 let first = starts.len() - 1;
