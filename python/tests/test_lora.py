@@ -9,47 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from folders import SETTINGS, folder, run
 from requirements import needs, needs_torch
 
 pytestmark = [needs("wheel", shutil.which("fusionllm") is not None, "needs the program on the PATH"), needs_torch]
-
-#: One case per way in which families write linear layers: plain, with biases, and as `Conv1D`.
-SETTINGS = {
-    "llama": {"num_key_value_heads": 2, "tie_word_embeddings": True},
-    "qwen2": {"num_key_value_heads": 2, "tie_word_embeddings": False},
-    "gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
-}
 
 STEPS, CONTEXT, RATE = 20, 24, 5e-3
 
 #: Larger than usual, so that gradients next to 0 do not make updates of their rounding.
 EPS = 1e-3
-
-
-def run(*arguments: object) -> str:
-    done = subprocess.run(["fusionllm", *map(str, arguments)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def folder(family: str, path: Path):
-    """A small model of a family, and its folder."""
-    import torch
-    import transformers
-
-    torch.manual_seed(1)
-    sizes = {
-        "vocab_size": 256,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "max_position_embeddings": 64,
-    }
-    config = transformers.AutoConfig.for_model(family, **{**sizes, **SETTINGS[family]})
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    model.save_pretrained(path)
-    return model
 
 
 def with_adapters(model, rank: int, targets: str | list[str] = "all-linear"):
@@ -156,6 +124,13 @@ def test_losses_and_adapters_are_those_of_peft(family: str, peers: int, tmp_path
     merged = adapted.merge_and_unload().eval()
     with torch.no_grad():
         assert (opened.eval()(tokens).logits - merged(tokens).logits).abs().max() < 1e-4
+
+    # The folder that the run started from gives the same model with the exported adapters, and the same text.
+    run("export", source, "--adapter", tmp_path / "exported", "-o", tmp_path / "added")
+    [one, other] = (safetensors.load_file(tmp_path / path / "model.safetensors") for path in ("merged", "added"))
+    assert set(one) == set(other) and all((one[name] == other[name]).all() for name in one)
+    text = ("--prompt", "The", "--tokens", 8, "--temperature", 0, "--tokenizer", "bytes")
+    assert run("generate", source, "--adapter", tmp_path / "exported", *text) == run("generate", out, *text)
 
 
 def exported(path: Path, trains: bool):
@@ -280,6 +255,11 @@ def test_adapters_of_another_strength_are_refused(tmp_path: Path) -> None:
     config = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps({**config, "use_rslora": True}))
     assert "`use_rslora` is set, which is not supported" in refusal()
+    command = ["fusionllm", "generate", source, "--adapter", adapter, "--prompt", "The"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "`use_rslora` is set, which is not supported" in done.stderr
+    done = subprocess.run(["fusionllm", "generate", adapter, "--prompt", "The"], capture_output=True, text=True)
+    assert done.returncode == 2 and "--adapter" in done.stderr
     # The adapters of another model have other shapes.
     (adapter / "adapter_config.json").unlink()
     other = {"model.path": str(tmp_path / "other"), "lora.rank": 8}

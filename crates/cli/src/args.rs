@@ -627,6 +627,10 @@ pub(crate) struct GenerateArgs {
     /// A run's directory, a checkpoint's, or one with config.json and model.safetensors from Hugging Face.
     pub(crate) checkpoint: PathBuf,
 
+    /// Add adapters to the model's weights: the folder in which PEFT or `fusionllm export` wrote them.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) adapter: Option<PathBuf>,
+
     /// The text to continue.
     #[arg(long, value_name = "TEXT")]
     pub(crate) prompt: String,
@@ -668,6 +672,10 @@ pub(crate) struct ChatArgs {
     /// A run's directory, a checkpoint's, or one with config.json and model.safetensors from Hugging Face.
     pub(crate) checkpoint: PathBuf,
 
+    /// Add adapters to the model's weights: the folder in which PEFT or `fusionllm export` wrote them.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) adapter: Option<PathBuf>,
+
     /// The text of the system message.
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,
@@ -700,6 +708,10 @@ pub(crate) struct ChatArgs {
 pub(crate) struct ExportArgs {
     /// A run's directory, a checkpoint's, or one with config.json and model.safetensors from Hugging Face.
     pub(crate) checkpoint: PathBuf,
+
+    /// Add adapters to the model's weights: the folder in which PEFT or `fusionllm export` wrote them.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) adapter: Option<PathBuf>,
 
     /// The program whose files to write [default: by the kind of model; peft if a run trained adapters].
     #[arg(long, value_enum)]

@@ -15,7 +15,7 @@ use crate::output::{legible, print, print_json, tell};
 /// Answers one message, or each line of standard input.
 pub(crate) fn chat(args: &ChatArgs, json: bool) -> Result<(), Failure> {
     let backend = args.backend.open()?;
-    let model = SavedModel::open(&args.checkpoint)?;
+    let model = SavedModel::open(&args.checkpoint, args.adapter.as_deref())?;
     let template = template(&model, &args.checkpoint)?;
     let mut talk = Talk {
         generator: Generator::new(model, backend, None)?,

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use fusionllm_data::weights::Weights;
-use fusionllm_data::{Data, Dataset, write_atomic};
+use fusionllm_data::{Chats, Data, Dataset, write_atomic};
 use fusionllm_graph::DType;
 use fusionllm_graph::units::{bytes, count, counted, seconds};
 use fusionllm_plan::Cluster;
@@ -52,6 +52,8 @@ struct Settings {
     length: String,
     /// Why the context is what it is, in words.
     lengths: String,
+    /// Whether a sample has several conversations.
+    packing: bool,
 }
 
 /// Writes a job file for a folder and its data, and trains it.
@@ -123,6 +125,7 @@ fn settings(args: &FinetuneArgs) -> Result<Settings, Failure> {
         every: 1,
         length: String::new(),
         lengths: String::new(),
+        packing: false,
     };
     // A job of the longest samples says how long they are.
     let directory = std::env::current_dir().unwrap_or_else(|_| PathBuf::from("."));
@@ -131,26 +134,30 @@ fn settings(args: &FinetuneArgs) -> Result<Settings, Failure> {
     let data = Dataset::open(&job.data, job.train.seed)?;
     if let Data::Chats(_) = &job.data {
         let measured = MEASURED.min(data.train_samples() as u64);
-        let mut most = 0;
+        let (mut most, mut all) = (0, 0);
         for sample in 0..measured {
             if let Some(example) = data.example(sample)? {
-                most = most.max(example.tokens.len() + example.cut);
+                let length = example.tokens.len() + example.cut;
+                (most, all) = (most.max(length), all + length.min(longest));
             }
         }
         // A context is one token shorter than the sample whose next tokens it predicts.
         settings.context = (most.saturating_sub(1)).next_multiple_of(16).clamp(16, longest);
         settings.lengths =
             format!("the longest of {} has {}", counted(measured, "conversation"), counted(most, "token"));
+        // Half of each sample would be padding.
+        settings.packing = 2 * all < settings.context * measured as usize;
     } else {
         settings.context = longest.min(TEXT_CONTEXT);
         settings.lengths = "text is cut into pieces of this length".to_owned();
     }
     let job = parse(&settings)?;
     let samples = match &job.data {
-        Data::Chats(_) => data.train_samples(),
+        Data::Chats(Chats { packing: false, .. }) => data.train_samples(),
         _ => Dataset::open(&job.data, job.train.seed)?.train_samples(),
     };
-    settings.batch = BATCH.min(samples.max(1));
+    // Packed or not, a step learns from about as many conversations.
+    settings.batch = (BATCH * samples).div_ceil(data.train_samples().max(1)).clamp(1, samples.max(1));
     let batch = parse(&settings)?.train.batch;
     let epochs = args.epochs.unwrap_or(if samples > MANY_SAMPLES { 1 } else { 3 });
     settings.steps = args.steps.unwrap_or_else(|| (epochs * samples as u64).div_ceil(batch as u64).max(1));
@@ -165,9 +172,15 @@ fn settings(args: &FinetuneArgs) -> Result<Settings, Failure> {
 impl Settings {
     /// The job, for people to read and to change.
     fn job(&self) -> String {
-        let Self { context, batch, steps, every, length, lengths, .. } = self;
+        let Self { context, batch, steps, every, length, lengths, packing, .. } = self;
         let quoted = |path: &Path| serde_json::Value::from(path.display().to_string()).to_string();
         let files: Vec<String> = self.data.iter().map(|path| quoted(path)).collect();
+        let packing = match packing {
+            true => {
+                "# Conversations share a sample, and none sees another. Alone, most of it would be padding.\npacking = true\n"
+            }
+            false => "",
+        };
         let (rate, warmup) = (if self.full { "2e-5" } else { "2e-4" }, steps.div_ceil(20));
         let mut job = format!("[model]\npath = {}\n", quoted(&self.folder));
         if !self.full {
@@ -179,7 +192,7 @@ impl Settings {
         }
         let _ = write!(
             job,
-            "\n[data]\nfiles = [{}]\n# Tokens: {lengths}.\ncontext = {context}\nvalidation = 0.1\n\
+            "\n[data]\nfiles = [{}]\n# Tokens: {lengths}.\ncontext = {context}\n{packing}validation = 0.1\n\
              \n[train]\n# {length}\nsteps = {steps}\nbatch = {batch}\n\
              \n[train.optimizer]\nlr = {rate}\nweight_decay = 0.0\nwarmup = {warmup}\ndecay = \"cosine\"\n\
              \n[eval]\nevery = {every}\nbatches = 0\n\n[checkpoint]\nevery = {every}\n\

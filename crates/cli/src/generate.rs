@@ -17,7 +17,7 @@ use crate::units::seconds;
 /// Prints the prompt and the text that the model goes on with, as it comes.
 pub(crate) fn generate(args: &GenerateArgs, json: bool) -> Result<(), Failure> {
     let backend = args.backend.open()?;
-    let model = SavedModel::open(&args.checkpoint)?;
+    let model = SavedModel::open(&args.checkpoint, args.adapter.as_deref())?;
     let mut generator = Generator::new(model, backend, args.tokenizer.clone())?;
     let GenerateArgs { temperature, top_k, top_p, seed, .. } = *args;
     let sampling = Sampling { temperature, top_k, top_p, seed };
@@ -64,7 +64,7 @@ pub(crate) fn generate(args: &GenerateArgs, json: bool) -> Result<(), Failure> {
 
 /// Writes a trained model for other programs.
 pub(crate) fn export(args: &ExportArgs, json: bool) -> Result<(), Failure> {
-    let model = SavedModel::open(&args.checkpoint)?;
+    let model = SavedModel::open(&args.checkpoint, args.adapter.as_deref())?;
     let format = args.format.unwrap_or(match &model.network.family {
         _ if model.network.lora.is_some() && !args.merge => ExportFormat::Peft,
         Family::Gpt2(_) | Family::Decoder(_) => ExportFormat::Hf,

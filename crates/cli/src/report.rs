@@ -114,7 +114,7 @@ fn sample(prompt: &str, directory: &Path) -> Result<(), Failure> {
     let mut text = String::new();
     let mut write = || -> Result<(), Failure> {
         let mut generator =
-            Generator::new(SavedModel::open(directory)?, open_backend(fusionllm_backend::names()[0])?, None)?;
+            Generator::new(SavedModel::open(directory, None)?, open_backend(fusionllm_backend::names()[0])?, None)?;
         let sampling = Sampling { temperature: 0.8, top_k: 0, top_p: 1.0, seed: 1 };
         generator.generate(prompt, &sampling, CHARACTERS, &[], |piece| {
             text += piece;

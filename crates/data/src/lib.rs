@@ -53,7 +53,7 @@ enum Source {
 pub struct Batch {
     /// The tensors. For text: `input_ids` and `labels`, both i64 `[samples, context]`, where the labels are the next
     /// tokens. With documents apart, `position_ids` of the same type has the place of each token in its document. For
-    /// chats: as for text, and the labels of what is not trained on are [`IGNORED`]. For images: `pixel_values`, f32
+    /// chats: as for text, packed ones as documents apart, and the labels of what is not trained on are [`IGNORED`]. For images: `pixel_values`, f32
     /// `[samples, 3, 32, 32]`, and `labels`, i64 `[samples]`. For tensors: those of the files.
     pub tensors: Vec<(Cow<'static, str>, HostTensor)>,
 }
@@ -195,7 +195,7 @@ impl Dataset {
         }
     }
 
-    /// Samples per epoch of training.
+    /// Samples per epoch of training. If conversations are packed, this is an estimate.
     pub fn train_samples(&self) -> usize {
         match &self.source {
             Source::Text(corpus) => corpus.train_samples(),
@@ -224,7 +224,7 @@ impl Dataset {
             }
             Source::Chats(chats) => {
                 let ids = TensorType::new(DType::I64, [samples, chats.context()]);
-                ["input_ids", "labels"].map(|name| (name.into(), ids.clone())).into()
+                chats.names().map(|name| (name.into(), ids.clone())).collect()
             }
             Source::Images(_) => vec![
                 ("pixel_values".into(), TensorType::new(DType::F32, [samples, 3, images::SIDE, images::SIDE])),

@@ -70,6 +70,9 @@ pub struct Chats {
     /// Whether each epoch draws the conversations in another order. Default true. Otherwise they come in the order of
     /// the files.
     pub shuffle: bool,
+    /// Whether a sample to train on has as many conversations as fit into it, none of which sees another. Default
+    /// false. The model gets the positions as `position_ids`.
+    pub packing: bool,
     /// The part of a conversation that the model learns. Default the answers.
     pub train_on: TrainOn,
     /// The treatment of broken conversations. By default they are an error.

@@ -1,8 +1,9 @@
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fusionllm_backend::Backend;
 use fusionllm_graph::HostTensor;
-use fusionllm_program::{Optimizer, Program, TensorKey};
+use fusionllm_program::{Group, Optimizer, Program, TensorKey};
 
 use crate::pass::PassRun;
 use crate::script::Script;
@@ -36,6 +37,12 @@ impl Executor {
     /// longer, because every result is copied to the host.
     pub fn set_inspect(&mut self, inspect: bool) {
         self.inspect = inspect;
+    }
+
+    /// Sets the parameters, by name, whose rate and decay are not the optimizer's, in programs that are prepared from
+    /// now on.
+    pub fn set_groups(&mut self, groups: BTreeMap<String, Group>) {
+        self.state.groups = groups;
     }
 
     /// The backend.
@@ -81,14 +88,14 @@ impl Executor {
     /// missing optimizer state as zeros, and has the backend prepare its segments.
     pub fn prepare(&mut self, program: &Program) -> Result<Script, ExecError> {
         self.state.prepare(program)?;
-        Script::new(program, &self.state.optimizer, &*self.state.backend, false)
+        Script::new(program, &self.state, false)
     }
 
     /// Prepares a program with each instruction as a segment of its own, to see what each one takes or computes.
     /// Results have the same bits if the backend runs segments operator by operator.
     pub fn prepare_each(&mut self, program: &Program) -> Result<Script, ExecError> {
         self.state.prepare(program)?;
-        Script::new(program, &self.state.optimizer, &*self.state.backend, true)
+        Script::new(program, &self.state, true)
     }
 
     /// The present tensors that `program`'s peer owns.

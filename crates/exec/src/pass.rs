@@ -308,8 +308,9 @@ impl<'a> PassRun<'a> {
         let host = match variable {
             _ if let Some(tensor) = self.variables.get(&variable) => return Ok(tensor.clone()),
             Variable::Key(micro_batch) => HostTensor::from_i64([], &[rng_key(self.seed, self.step, micro_batch)])?,
-            Variable::Hyper => {
-                let hyper = self.state.optimizer.hyper(&self.verdict.ok_or_else(invalid)?);
+            Variable::Hyper(rate) => {
+                let verdict = self.verdict.ok_or_else(invalid)?;
+                let hyper = self.state.optimizer.hyper(&verdict, rate.get());
                 HostTensor::from_f64([hyper.len()], &hyper)?
             }
             _ => return Err(invalid()),

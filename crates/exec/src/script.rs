@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
-use fusionllm_backend::{Backend, Prepared, Segment, SegmentNode};
+use fusionllm_backend::{Prepared, Segment, SegmentNode};
 use fusionllm_graph::ops::{Binary, Cat, Reshape, SquaredNorm};
 use fusionllm_graph::{DType, NodeId, Op, TensorType, ValueId, ValueKind};
-use fusionllm_program::{Access, Address, Instruction, Optimizer, Program};
+use fusionllm_program::{Access, Address, Instruction, Program};
 
 use crate::ExecError;
+use crate::state::State;
 
 /// A variable of a script: where a tensor stays between segments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -18,12 +19,22 @@ pub(crate) enum Variable {
     Tensor(Address),
     /// The key of a micro-batch's random numbers.
     Key(u32),
-    /// The optimizer's numbers of this step.
-    Hyper,
+    /// The optimizer's numbers of this step, at this multiple of the learning rate.
+    Hyper(Rate),
     /// The squared norm of a parameter's gradient that leaves memory before all norms are measured.
     Norm(ValueId),
     /// The squared norms of [`Script::norms`], as one tensor.
     Norms,
+}
+
+/// A multiple of the learning rate, as its bits, which can be compared and hashed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Rate(u64);
+
+impl Rate {
+    pub(crate) fn get(self) -> f64 {
+        f64::from_bits(self.0)
+    }
 }
 
 impl Variable {
@@ -82,16 +93,10 @@ impl Script {
     /// # Errors
     ///
     /// The backend cannot prepare a segment.
-    pub(crate) fn new(
-        program: &Program,
-        optimizer: &Optimizer,
-        backend: &dyn Backend,
-        each: bool,
-    ) -> Result<Self, ExecError> {
+    pub(crate) fn new(program: &Program, state: &State, each: bool) -> Result<Self, ExecError> {
         let mut cutter = Cutter {
             program,
-            optimizer,
-            backend,
+            state,
             each,
             open: Open::default(),
             reports: Vec::new(),
@@ -189,8 +194,7 @@ impl Open {
 
 struct Cutter<'a> {
     program: &'a Program,
-    optimizer: &'a Optimizer,
-    backend: &'a dyn Backend,
+    state: &'a State,
     each: bool,
     open: Open,
     /// Reports that wait until the device is waited for anyway: their instructions and values, and whether these are
@@ -377,15 +381,17 @@ impl<'a> Cutter<'a> {
     fn update(&mut self, index: usize, parameter: ValueId) -> Result<(), ExecError> {
         let ty = self.ty(parameter)?.clone();
         let gradient = Variable::Tensor(Address::Gradient { parameter });
-        let slots = 0..self.optimizer.slots().len() as u32;
+        let name = &self.program.values.get(&parameter).ok_or_else(invalid)?.name;
+        let (optimizer, rate) = self.state.update_rule(name);
+        let slots = 0..optimizer.slots().len() as u32;
         let state = slots.map(|slot| Address::OptimizerState { parameter, slot });
         let variables: Vec<Variable> =
             std::iter::once(Address::Held { value: parameter }).chain(state).map(Variable::Tensor).collect();
         let mut inputs: Vec<Local> = variables.iter().map(|variable| self.open.read(*variable, &ty)).collect();
         inputs.insert(1, self.open.read(gradient, &ty));
-        let hyper = TensorType::new(DType::F64, [self.optimizer.hyper_len()]);
-        inputs.push(self.open.read(Variable::Hyper, &hyper));
-        let results = self.open.run(index, self.optimizer.op(), inputs, vec![ty; variables.len()]);
+        let hyper = TensorType::new(DType::F64, [optimizer.hyper_len()]);
+        inputs.push(self.open.read(Variable::Hyper(Rate(rate.to_bits())), &hyper));
+        let results = self.open.run(index, optimizer.op(), inputs, vec![ty; variables.len()]);
         for (variable, result) in variables.into_iter().zip(results) {
             self.open.write(variable, result);
         }
@@ -476,7 +482,7 @@ impl<'a> Cutter<'a> {
         if let Some(prepared) = self.prepared.get(&digest) {
             return Ok(prepared.clone());
         }
-        let prepared = Arc::new(self.backend.prepare(segment)?);
+        let prepared = Arc::new(self.state.backend.prepare(segment)?);
         self.prepared.insert(digest, prepared.clone());
         Ok(prepared)
     }

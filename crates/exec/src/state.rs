@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use fusionllm_backend::{Backend, Tensor};
 use fusionllm_graph::{HostTensor, TensorType, ValueKind};
-use fusionllm_program::{Medium, Optimizer, Program, TensorKey};
+use fusionllm_program::{Group, Medium, Optimizer, Program, TensorKey};
 
 use crate::ExecError;
 use crate::storage::{Media, Stored};
@@ -57,6 +57,8 @@ impl Held {
 pub(crate) struct State {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) optimizer: Optimizer,
+    /// The parameters with settings of their own.
+    pub(crate) groups: BTreeMap<String, Group>,
     pub(crate) media: Media,
     /// The tensors that are away between passes, each with its medium.
     resting: BTreeMap<TensorKey, Medium>,
@@ -65,7 +67,22 @@ pub(crate) struct State {
 
 impl State {
     pub(crate) fn new(backend: Arc<dyn Backend>, optimizer: Optimizer) -> Self {
-        Self { backend, optimizer, media: Media::default(), resting: BTreeMap::new(), tensors: BTreeMap::new() }
+        Self {
+            backend,
+            optimizer,
+            groups: BTreeMap::new(),
+            media: Media::default(),
+            resting: BTreeMap::new(),
+            tensors: BTreeMap::new(),
+        }
+    }
+
+    /// The rule by which a parameter is updated, and the multiple of the learning rate.
+    pub(crate) fn update_rule(&self, parameter: &str) -> (Optimizer, f64) {
+        match self.groups.get(parameter) {
+            Some(group) => (self.optimizer.with_weight_decay(group.weight_decay), group.rate),
+            None => (self.optimizer, 1.0),
+        }
     }
 
     /// A tensor in memory.

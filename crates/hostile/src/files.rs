@@ -113,6 +113,7 @@ pub(crate) fn chats(bytes: &[u8]) -> bool {
             context: 64,
             validation: Validation::Fraction(0.0),
             shuffle: true,
+            packing: false,
             train_on: TrainOn::Answers,
             on_error: OnError::Skip,
         });

@@ -33,6 +33,22 @@ impl Optimizer {
         }
     }
 
+    /// The weight decay.
+    pub fn weight_decay(&self) -> f64 {
+        match self {
+            Self::Adamw(op) => op.weight_decay,
+            Self::Sgd(op) => op.weight_decay,
+        }
+    }
+
+    /// The rule with another weight decay.
+    pub fn with_weight_decay(self, weight_decay: f64) -> Self {
+        match self {
+            Self::Adamw(op) => Self::Adamw(AdamwStep { weight_decay, ..op }),
+            Self::Sgd(op) => Self::Sgd(SgdStep { weight_decay, ..op }),
+        }
+    }
+
     /// The number of elements of [`Self::hyper`].
     pub fn hyper_len(&self) -> usize {
         match self {
@@ -41,15 +57,32 @@ impl Optimizer {
         }
     }
 
-    /// The operator's `hyper` operand for a verdict.
-    pub fn hyper(&self, v: &Verdict) -> Vec<f64> {
+    /// The operator's `hyper` operand for a verdict, at a multiple of its learning rate.
+    pub fn hyper(&self, v: &Verdict, rate: f64) -> Vec<f64> {
+        let lr = v.lr * rate;
         match self {
             Self::Adamw(op) => {
                 let t = v.update as f64;
-                vec![v.lr, 1.0 - op.beta1.powf(t), 1.0 - op.beta2.powf(t), v.factor]
+                vec![lr, 1.0 - op.beta1.powf(t), 1.0 - op.beta2.powf(t), v.factor]
             }
-            Self::Sgd(_) => vec![v.lr, v.factor],
+            Self::Sgd(_) => vec![lr, v.factor],
         }
+    }
+}
+
+/// The settings of some parameters, where they are not the optimizer's, like those of a parameter group of PyTorch.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Group {
+    /// The learning rate, as a multiple of the optimizer's.
+    pub rate: f64,
+    /// The weight decay.
+    pub weight_decay: f64,
+}
+
+impl Group {
+    /// Whether an update can be computed with it.
+    pub fn is_valid(&self) -> bool {
+        [self.rate, self.weight_decay].into_iter().all(|x| x.is_finite() && x >= 0.0)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Conversations, one a sample.
+//! Conversations, one a sample, or several that do not see each other.
 //!
 //! When the files are opened, each line is read once, its form is checked, and its place is noted. A conversation is
 //! written by the template and encoded only when it is drawn, so memory does not grow with the files.
@@ -10,6 +10,7 @@ mod writer;
 use std::fmt;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 use fusionllm_graph::HostTensor;
 use fusionllm_graph::units::counted;
@@ -41,10 +42,21 @@ pub(super) struct Corpus {
     train: Range<usize>,
     held_out: Range<usize>,
     order: Order,
+    packs: Option<Packs>,
     writer: Writer,
     on_error: OnError,
     digest: String,
     notes: Notes,
+}
+
+/// The samples into which conversations are packed. Each has as many as fit of those that are drawn one after another.
+///
+/// How many these are is only known when they are encoded. So the first call for a late sample encodes all before it.
+struct Packs {
+    /// The draw that each sample begins with, for the samples up to the next one.
+    starts: Mutex<Vec<u64>>,
+    /// Samples per epoch, by the lengths of the conversations that are checked.
+    per_epoch: usize,
 }
 
 /// The counts in the line about the data.
@@ -100,7 +112,7 @@ pub(super) fn is_in(path: &Path) -> bool {
 
 impl Corpus {
     pub(super) fn open(chats: &Chats, seed: u64) -> Result<Self, DataError> {
-        let Chats { tokenizer, template, context, train_on, on_error, .. } = chats;
+        let Chats { tokenizer, template, context, train_on, on_error, packing, .. } = chats;
         let (context, train_on, on_error) = (*context, *train_on, *on_error);
         let writer = Writer { tokenizer: tokenizer.clone(), template: template.clone(), context, train_on };
         let mut hasher = blake3::Hasher::new();
@@ -150,8 +162,9 @@ impl Corpus {
         let (train, held_out) = (0..end - held, end - held..end);
         let digest = hasher.finalize().to_hex().to_string();
         let order = Order::new(seed, 1, 1, chats.shuffle);
-        let mut corpus = Self { files, conversations, train, held_out, order, writer, on_error, digest, notes };
-        corpus.check()?;
+        let packs = packing.then(|| Packs { starts: Mutex::new(vec![0]), per_epoch: 0 });
+        let mut corpus = Self { files, conversations, train, held_out, order, packs, writer, on_error, digest, notes };
+        let lengths = corpus.check()?;
         if corpus.train.is_empty() {
             return Err(DataError::TooLittle {
                 message: "there is no conversation to train on".into(),
@@ -166,19 +179,26 @@ impl Corpus {
             });
         }
         corpus.order = Order::new(seed, corpus.train.len(), 1, chats.shuffle);
+        if let Some(packs) = &mut corpus.packs {
+            packs.per_epoch = (corpus.train.len() * packed(&lengths, context)).div_ceil(lengths.len().max(1));
+        }
         Ok(corpus)
     }
 
-    /// Writes and encodes the first conversations of each part. Broken ones are an error, or are left out.
-    fn check(&mut self) -> Result<(), DataError> {
-        let (mut checked, mut cut) = (0, 0);
+    /// Writes and encodes the first conversations of each part. Broken ones are an error, or are left out. Returns the
+    /// lengths of those to train on.
+    fn check(&mut self) -> Result<Vec<usize>, DataError> {
+        let (mut checked, mut cut, mut lengths) = (0, 0, Vec::new());
         let mut broken = Broken::default();
         let mut is_broken = vec![false; self.conversations.len()];
         for part in [self.train.clone(), self.held_out.clone()] {
             for place in part.take(CHECKED) {
                 checked += 1;
                 match self.write(place) {
-                    Ok(written) => cut += usize::from(written.cut > 0),
+                    Ok(written) => {
+                        cut += usize::from(written.cut > 0);
+                        lengths.extend(self.train.contains(&place).then_some(written.places()));
+                    }
                     Err(Failure::Data(error)) => return Err(error),
                     Err(Failure::Broken(problem)) => {
                         let (file, line) = self.place(place);
@@ -200,7 +220,7 @@ impl Corpus {
         let mut broken = is_broken.iter();
         self.conversations.retain(|_| broken.next() == Some(&false));
         (self.train, self.held_out) = (0..train, train..train + held_out);
-        Ok(())
+        Ok(lengths)
     }
 
     /// The file and the line, counted from 0, of the conversation at this place.
@@ -256,44 +276,98 @@ impl Corpus {
     }
 
     pub(super) fn train_samples(&self) -> usize {
-        self.train.len()
+        self.packs.as_ref().map_or(self.train.len(), |packs| packs.per_epoch)
+    }
+
+    /// The names of a batch's tensors.
+    pub(super) fn names(&self) -> impl Iterator<Item = &'static str> + use<> {
+        ["input_ids", "labels"].into_iter().chain(self.packs.as_ref().map(|_| "position_ids"))
     }
 
     pub(super) fn eval_samples(&self) -> usize {
         self.held_out.len()
     }
 
-    /// The sample of the draw after `consumed` draws, and the place that it comes from, in words.
+    /// A training sample, and the place that it comes from, in words. `consumed` samples were drawn before it.
     pub(super) fn example(&self, consumed: u64) -> Result<(String, Written), DataError> {
-        let (_, sample) = self.order.at(consumed);
-        let (place, written) = self.draw(&self.train, sample)?;
-        Ok((self.origin(place), written))
+        let sample = self.sample(consumed)?;
+        let mut all = Written { tokens: Vec::new(), trained: Vec::new(), cut: 0 };
+        for (_, written) in &sample {
+            all.tokens.extend(&written.tokens);
+            all.trained.extend(written.trained.iter().enumerate().map(|(place, trained)| place > 0 && *trained));
+            all.cut += written.cut;
+        }
+        Ok((self.origins(&sample), all))
+    }
+
+    /// The conversations of a training sample, with their places.
+    fn sample(&self, number: u64) -> Result<Vec<(usize, Written)>, DataError> {
+        let Some(packs) = &self.packs else { return Ok(vec![self.draw(&self.train, self.order.at(number).1)?]) };
+        let mut starts = packs.starts.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let next = starts.len() - 1;
+            let at = next.min(usize::try_from(number).unwrap_or(usize::MAX));
+            let sample = self.pack(starts[at])?;
+            if at == next {
+                let end = starts[at] + sample.len() as u64;
+                starts.push(end);
+            }
+            if at as u64 == number {
+                return Ok(sample);
+            }
+        }
+    }
+
+    /// The conversations from a draw on that fit into one sample. They are of one epoch, so none is in it twice.
+    fn pack(&self, first: u64) -> Result<Vec<(usize, Written)>, DataError> {
+        let (mut sample, mut room) = (Vec::new(), self.context());
+        let (epoch, mut at) = self.order.at(first);
+        loop {
+            let (place, written) = self.draw(&self.train, at)?;
+            let fits = written.places() <= room;
+            if fits {
+                room -= written.places();
+                sample.push((place, written));
+            }
+            let (next_epoch, next) = self.order.at(first + sample.len() as u64);
+            // A conversation is cut to the context, so the first one fits.
+            if !fits || next_epoch != epoch {
+                return Ok(sample);
+            }
+            at = next;
+        }
     }
 
     pub(super) fn train_batch(&self, first: u64, samples: usize) -> Result<Batch, DataError> {
-        let at = (first..first + samples as u64).map(|consumed| self.order.at(consumed).1);
-        self.batch(&self.train, at)
+        let numbers = first..first + samples as u64;
+        self.batch(numbers.map(|number| self.sample(number)).collect::<Result<_, _>>()?)
     }
 
     pub(super) fn held_out(&self, samples: &[usize]) -> Result<Batch, DataError> {
-        self.batch(&self.held_out, samples.iter().copied().filter(|sample| *sample < self.eval_samples()))
+        let there = samples.iter().filter(|sample| **sample < self.eval_samples());
+        let drawn = there.map(|sample| Ok(vec![self.draw(&self.held_out, *sample)?]));
+        self.batch(drawn.collect::<Result<_, DataError>>()?)
     }
 
-    /// The conversations at these places of a part. Padding fills up the context.
-    fn batch(&self, part: &Range<usize>, at: impl Iterator<Item = usize>) -> Result<Batch, DataError> {
+    /// The tensors of these samples. Padding fills up the context.
+    fn batch(&self, samples: Vec<Vec<(usize, Written)>>) -> Result<Batch, DataError> {
         let context = self.context();
-        let (mut inputs, mut labels) = (Vec::new(), Vec::new());
-        for at in at {
-            let Written { tokens, trained, .. } = self.draw(part, at)?.1;
+        let shape = [samples.len(), context];
+        let (mut inputs, mut labels, mut positions) = (Vec::new(), Vec::new(), Vec::new());
+        for sample in samples {
             let end = inputs.len() + context;
-            inputs.extend(tokens[..tokens.len() - 1].iter().map(|token| i64::from(*token)));
-            let label = |(token, trained): (&u32, &bool)| if *trained { i64::from(*token) } else { IGNORED };
-            labels.extend(tokens.iter().zip(&trained).skip(1).map(label));
+            for (_, Written { tokens, trained, .. }) in sample {
+                inputs.extend(tokens[..tokens.len() - 1].iter().map(|token| i64::from(*token)));
+                let label = |(token, trained): (&u32, &bool)| if *trained { i64::from(*token) } else { IGNORED };
+                labels.extend(tokens.iter().zip(&trained).skip(1).map(label));
+                positions.extend(0..tokens.len() as i64 - 1);
+            }
+            // Padding is a document of its own.
+            positions.extend(0..(end - inputs.len()) as i64);
             inputs.resize(end, 0);
             labels.resize(end, IGNORED);
         }
-        let shape = [inputs.len() / context, context];
-        let named = [("input_ids", inputs), ("labels", labels)].into_iter().map(|(name, numbers)| {
+        let named = self.names().zip([inputs, labels, positions]).map(|(name, numbers)| {
             let tensor = HostTensor::from_i64(shape, &numbers)?;
             Ok((name.into(), tensor))
         });
@@ -301,7 +375,19 @@ impl Corpus {
     }
 
     pub(super) fn train_origin(&self, consumed: u64) -> String {
-        self.origin(self.train.start + self.order.at(consumed).1)
+        match self.sample(consumed) {
+            Ok(sample) => self.origins(&sample),
+            Err(_) => format!("training sample {consumed}"),
+        }
+    }
+
+    /// The places of a sample's conversations.
+    fn origins(&self, sample: &[(usize, Written)]) -> String {
+        let first = sample.first().map_or_else(String::new, |(place, _)| self.origin(*place));
+        match sample.len() {
+            0 | 1 => first,
+            more => format!("{first}, and {}", counted(more - 1, "other")),
+        }
     }
 
     pub(super) fn eval_origin(&self, index: usize) -> String {
@@ -323,6 +409,9 @@ impl fmt::Display for Corpus {
         let files = counted(self.files.len(), "file");
         let (train, held_out) = (counted(self.train.len(), "conversation"), self.held_out.len());
         write!(f, "{files} of chats, {megabytes:.2} MB: {train} to train on, {held_out} held out")?;
+        if let Some(packs) = &self.packs {
+            write!(f, ", packed into about {}", counted(packs.per_epoch, "sample"))?;
+        }
         let Notes { broken, checked, cut } = self.notes;
         if broken > 0 {
             write!(f, ", {broken} broken and left out")?;
@@ -332,6 +421,18 @@ impl fmt::Display for Corpus {
         }
         Ok(())
     }
+}
+
+/// The number of samples into which conversations of these lengths are packed, in this order.
+fn packed(lengths: &[usize], context: usize) -> usize {
+    let (mut samples, mut room) = (0, 0);
+    for length in lengths {
+        if *length > room {
+            (samples, room) = (samples + 1, context);
+        }
+        room -= (*length).min(room);
+    }
+    samples
 }
 
 #[cfg(test)]

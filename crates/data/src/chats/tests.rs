@@ -38,6 +38,7 @@ impl Folder {
             context: 40,
             validation: Validation::Fraction(0.0),
             shuffle: false,
+            packing: false,
             train_on: TrainOn::Answers,
             on_error: OnError::Fail,
         }
@@ -415,6 +416,68 @@ fn a_resumed_run_draws_the_same_samples() {
     epoch.dedup();
     assert_eq!(epoch.len(), 30);
     assert_ne!(drawn[..30 * 40], drawn[30 * 40..60 * 40]);
+}
+
+#[test]
+fn packed_conversations_share_samples_and_keep_their_positions() {
+    let folder = Folder::new();
+    let lines = numbered(3);
+    let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
+    let alone = open(folder.chats(&lines));
+    let length = alone.example(0).unwrap().unwrap().tokens.len() - 1;
+    let context = 2 * length + 3;
+    let packed = open(Chats { packing: true, context, ..folder.chats(&lines) });
+    let [first, second] = [0, 1].map(|sample| packed.train_batch(sample, 1).unwrap());
+    let row = |batch: &Batch, name: &str| ints(batch, name);
+    let [one, two, three] = [0, 1, 2].map(|sample| alone.train_batch(sample, 1).unwrap());
+    for (name, padding) in [("input_ids", 0), ("labels", IGNORED)] {
+        let joined = |parts: &[&Batch]| {
+            let mut all: Vec<i64> = parts.iter().flat_map(|batch| row(batch, name)[..length].to_vec()).collect();
+            all.resize(context, padding);
+            all
+        };
+        assert_eq!(row(&first, name), joined(&[&one, &two]));
+        // The epoch ends, and no conversation is in a sample twice.
+        assert_eq!(row(&second, name), joined(&[&three]));
+    }
+    let places = |lengths: &[usize]| lengths.iter().flat_map(|n| 0..*n as i64).collect::<Vec<_>>();
+    assert_eq!(row(&first, "position_ids"), places(&[length, length, 3]));
+    assert_eq!(row(&second, "position_ids"), places(&[length, length + 3]));
+    assert_eq!(packed.train_samples(), 2);
+    assert!(packed.to_string().ends_with("3 conversations to train on, 0 held out, packed into about 2 samples"));
+}
+
+#[test]
+fn packing_leaves_nothing_out_and_is_the_same_from_any_place() {
+    let folder = Folder::new();
+    let lines: Vec<String> = (0..50).map(|i| asked(&format!("q{i}"), &"a".repeat(1 + 7 * i % 30))).collect();
+    let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
+    let chats = Chats { packing: true, shuffle: true, context: 90, ..folder.chats(&lines) };
+    let data = open(chats.clone());
+    let trained = |batch: &Batch| ints(batch, "labels").iter().filter(|label| **label != IGNORED).count();
+    let alone = open(Chats { packing: false, ..chats.clone() });
+    let all = trained(&alone.train_batch(0, 50).unwrap());
+    let (mut drawn, mut samples) = (0, 0);
+    while drawn < 3 * all {
+        drawn += trained(&data.train_batch(samples, 1).unwrap());
+        samples += 1;
+    }
+    assert_eq!(drawn, 3 * all, "epochs end with a sample");
+    assert!(samples < 3 * 50 / 2, "{samples}");
+    let late = samples - 4;
+    assert_eq!(open(chats).train_batch(late, 3).unwrap(), data.train_batch(late, 3).unwrap());
+}
+
+#[test]
+fn held_out_conversations_are_not_packed() {
+    let folder = Folder::new();
+    let lines = numbered(4);
+    let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
+    let half = Chats { validation: Validation::Fraction(0.5), ..folder.chats(&lines) };
+    let alone = open(half.clone()).held_out(&[0, 1], |name| name != "position_ids").unwrap();
+    let packed = open(Chats { packing: true, ..half });
+    assert_eq!(packed.held_out(&[0, 1], |name| name != "position_ids").unwrap(), alone);
+    assert_eq!(packed.eval_samples(), 2);
 }
 
 #[test]

@@ -18,6 +18,13 @@ pub(crate) struct Written {
     pub(crate) cut: usize,
 }
 
+impl Written {
+    /// The places that it takes in the context, at least 1: the last of its tokens is only predicted.
+    pub(super) fn places(&self) -> usize {
+        self.tokens.len() - 1
+    }
+}
+
 /// Writes conversations for a model.
 pub(super) struct Writer {
     pub(super) tokenizer: Tokenizer,

@@ -91,6 +91,7 @@ fn compare(file: &Path, tokenizer: &Tokenizer, cases: &[Case]) -> Result<(), Fai
                 context: 1 << 16,
                 validation: Validation::Fraction(0.0),
                 shuffle: false,
+                packing: false,
                 train_on,
                 on_error: OnError::Fail,
             };

@@ -7,11 +7,12 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use bytes::Bytes;
 use fusionllm_graph::ValueKind;
 use fusionllm_plan::Cluster;
-use fusionllm_program::{PeerId, PerPass, TensorKey};
+use fusionllm_program::{Group, PeerId, PerPass, Program, TensorKey};
 use fusionllm_protocol::{
     Assignment, BulkHeader, Contact, MAX_ASSIGNMENT_BYTES, MemberId, Order, Source, decode, encode, share_of,
 };
 use fusionllm_transport::{Connection, PeerAddr};
+use fusionllm_workbench::model::Model;
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::codec_updates::CodecAdvisor;
@@ -62,6 +63,7 @@ impl Conductor<'_> {
                 start: order.restart.progress.step,
                 passes_before: order.passes_before,
                 mirrors,
+                groups: groups(train, &model),
                 ..Assignment::new(train.clone(), eval, optimizer)
             };
             let to = PeerId(peers.len() as u32);
@@ -164,6 +166,12 @@ impl Conductor<'_> {
         loading.tasks.spawn(load.run(bytes.into(), self.events.clone()));
         Ok(())
     }
+}
+
+/// The groups of the parameters that a training program updates.
+fn groups(train: &Program, model: &Model) -> BTreeMap<String, Group> {
+    let owned = train.owned().filter_map(|(parameter, _)| train.values.get(&parameter));
+    owned.filter_map(|v| Some((v.name.clone(), *model.groups.get(&v.name)?))).collect()
 }
 
 /// The source of each tensor of an assignment: the members that have it, the member itself first. `shelf` names a member

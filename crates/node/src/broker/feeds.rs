@@ -16,7 +16,8 @@ use fusionllm_workbench::model::imported::evaluate;
 
 use crate::NodeError;
 
-/// The tensor of a batch with each token's place in its document, which a text has if its documents are kept apart.
+/// The tensor of a batch with each token's place in its document, which texts have if documents are kept apart, and
+/// chats if they are packed.
 const POSITIONS: &str = "position_ids";
 
 /// The assignment of the data's tensors to the inputs of the model.
@@ -68,7 +69,7 @@ impl Feeds {
         if given.iter().any(|(name, _)| name == POSITIONS) && !pairs.iter().any(|(from, _)| *from == POSITIONS) {
             return Err(NodeError::input_with_hint(
                 format!("{}: the model takes no `{POSITIONS}`, so it cannot keep documents apart", graph.name),
-                "leave `documents` out of [data], or export a model that takes them and attends by them",
+                "leave `documents` and `packing` out of [data], or export a model that takes them and attends by them",
             ));
         }
         let names: BTreeMap<String, String> =
@@ -412,7 +413,7 @@ mod tests {
         let gpt2 = Gpt2Config { n_positions: 8, n_embd: 8, n_layer: 1, n_head: 1, ..Gpt2Config::default() };
         assert_snapshot!(error(&gpt2.build(2, 8, DType::F32).unwrap(), &apart), @r"
         gpt2: the model takes no `position_ids`, so it cannot keep documents apart
-        hint: leave `documents` out of [data], or export a model that takes them and attends by them
+        hint: leave `documents` and `packing` out of [data], or export a model that takes them and attends by them
         ");
         let text = Dataset::open(&Data::Text(text), 1).unwrap();
         assert_snapshot!(error(&classifier(2, 4), &text), @r#"

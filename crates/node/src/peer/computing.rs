@@ -48,6 +48,7 @@ impl Compute {
     fn run(self) -> Result<(), NodeError> {
         let Self { assignment, shared, mailbox, loads, commands } = self;
         let mut executor = Executor::new(shared.backend.clone(), assignment.optimizer, assignment.seed);
+        executor.set_groups(assignment.groups.clone());
         executor.set_slowdown(shared.slowdown);
         // An evaluation moves no more bytes than a training step.
         if assignment.train.offloaded_bytes(Medium::Disk).total() > 0 {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use fusionllm_graph::{TensorType, Value, ValueKind};
 use fusionllm_plan::Compression;
-use fusionllm_program::{Address, Medium, Optimizer, PeerId, Program, ProgramError, TensorKey};
+use fusionllm_program::{Address, Group, Medium, Optimizer, PeerId, Program, ProgramError, TensorKey};
 use serde::{Deserialize, Serialize};
 
 use crate::{Contact, MemberId};
@@ -37,6 +37,8 @@ pub struct Assignment {
     pub seed: u64,
     /// The update rule.
     pub optimizer: Optimizer,
+    /// The parameters, by name, whose rate and decay are not those of the rule.
+    pub groups: BTreeMap<String, Group>,
     /// How tensors are compressed. The programs have the codecs of the peer's links.
     pub compression: Compression,
     /// The program of a training step.
@@ -65,6 +67,7 @@ impl Assignment {
             donors: Vec::new(),
             seed: 0,
             optimizer,
+            groups: BTreeMap::new(),
             compression: Compression::default(),
             train,
             eval,
@@ -108,6 +111,12 @@ impl Assignment {
         let resting = parameters(&self.train);
         if parameters(&self.eval).iter().any(|(key, medium)| resting.get(key) != Some(medium)) {
             return fail("training and evaluation disagree about what is offloaded between passes".into());
+        }
+        let owned: BTreeSet<&str> = self.train.owned().map(|(v, _)| self.train.values[&v].name.as_str()).collect();
+        for (name, group) in &self.groups {
+            if !group.is_valid() || !owned.contains(name.as_str()) {
+                return fail(format!("it gives {name:?} a rate and a decay that no update has"));
+            }
         }
         let state = self.state();
         for program in [&self.train, &self.eval] {

@@ -13,7 +13,7 @@ use super::bounded::{Bounded, Left};
 use crate::{PassReport, Request};
 
 /// Version of the messages. Broker and joiner must have the same version.
-pub const VERSION: u32 = 20;
+pub const VERSION: u32 = 21;
 
 /// Largest first message of a connection, in bytes. Its sender is still a stranger.
 pub const MAX_HELLO_BYTES: u64 = 8 << 10;

@@ -9,7 +9,6 @@ use fusionllm_graph::units::counted;
 use fusionllm_graph::{DType, Graph, HostTensor, StateTensor};
 use fusionllm_workspace::config::{Job, Lora};
 
-use super::Model;
 use super::state::notes;
 use crate::WorkbenchError;
 
@@ -89,7 +88,7 @@ pub fn targets(lora: &Lora, graph: &Graph) -> Result<Vec<LinearLayer>, Workbench
 }
 
 /// Names for people. Those that differ in numbers alone are one, with `*` for each number.
-fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
+pub(super) fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
     let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
     for name in names {
         let parts = name.split('.').map(|part| if part.parse::<u32>().is_ok() { "*" } else { part });
@@ -106,6 +105,9 @@ fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
 /// The prefix that PEFT gives the names of a model's modules.
 pub(super) const PEFT_PREFIX: &str = "base_model.model.";
 
+/// The settings of adapters in a folder that PEFT wrote.
+pub(super) const PEFT_CONFIG: &str = "adapter_config.json";
+
 /// The file of adapters in a folder that PEFT wrote.
 pub(super) const PEFT_FILE: &str = "adapter_model.safetensors";
 
@@ -119,9 +121,9 @@ pub fn open(path: &Path) -> Result<Weights, WorkbenchError> {
     Ok(Weights::open(if inside.is_file() { &inside } else { path })?)
 }
 
-/// The matrices of a model's adapters, under the names that files have for them.
-pub fn state(model: &Model) -> Vec<StateTensor> {
-    let ours = model.forward.state().filter(|tensor| tensor.names.iter().all(|name| model.adapters.contains(name)));
+/// The matrices of a graph's adapters, under the names that files have for them. `adapters` are their names in the graph.
+pub fn state(graph: &Graph, adapters: &BTreeSet<String>) -> Vec<StateTensor> {
+    let ours = graph.state().filter(|tensor| tensor.names.iter().all(|name| adapters.contains(name)));
     let named = |mut tensor: StateTensor| {
         let peft: Vec<String> = tensor.names.iter().map(|name| format!("{PEFT_PREFIX}{name}")).collect();
         tensor.names.extend(peft);

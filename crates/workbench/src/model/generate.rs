@@ -452,7 +452,7 @@ mod tests {
             ..Gpt2Config::default()
         };
         let tensors = published(dir.path(), &config);
-        let model = SavedModel::open(dir.path()).unwrap();
+        let model = SavedModel::open(dir.path(), None).unwrap();
         let backend = fusionllm_backend::open("cpu").unwrap();
         let mut generator = Generator::new(model, backend, None).unwrap();
         let text: Vec<u32> = (0..200).map(|i| i * 37 % 256).collect();
@@ -492,7 +492,7 @@ mod tests {
             Gpt2Config { vocab_size: 100, n_positions: 8, n_embd: 8, n_layer: 1, n_head: 1, ..Default::default() };
         published(dir.path(), &config);
         let backend = fusionllm_backend::open("cpu").unwrap();
-        let open = |tokenizer| Generator::new(SavedModel::open(dir.path()).unwrap(), backend.clone(), tokenizer);
+        let open = |tokenizer| Generator::new(SavedModel::open(dir.path(), None).unwrap(), backend.clone(), tokenizer);
         let unknown = open(None).err().unwrap().report();
         assert!(unknown.contains("100 tokens is neither") && unknown.contains("--tokenizer bytes"), "{unknown}");
         let mut generator = open(Some(Tokenizer::Bytes)).unwrap();
@@ -516,7 +516,7 @@ mod tests {
             checkpoint.put(Part::Model, &value.name, &model.initial(value).unwrap()).unwrap();
         }
         checkpoint.commit(State { step: 1, ..State::default() }).unwrap();
-        SavedModel::open(dir).unwrap()
+        SavedModel::open(dir, None).unwrap()
     }
 
     /// The archives return a loss alone, for two samples of 16 tokens.

@@ -5,6 +5,7 @@ pub mod check;
 mod continuation;
 pub mod export;
 pub mod generate;
+mod groups;
 pub mod imported;
 mod last_token;
 mod origin;
@@ -21,6 +22,7 @@ use fusionllm_data::{Chats, Data, Documents, IMAGE_SIZE, Text};
 use fusionllm_graph::batch::{BatchLoss, Doubt, Sizes};
 use fusionllm_graph::{DType, Graph, HostTensor, TrainGraph, ValueId, autodiff};
 use fusionllm_import::{ImportError, ImportOptions};
+use fusionllm_program::Group;
 use fusionllm_workspace::config::{Choice, Family, Job};
 use imported::ImportedModel;
 
@@ -43,6 +45,8 @@ pub struct Model {
     pub kept: BTreeMap<String, HostTensor>,
     /// The names of the matrices of adapters, which no file of the model's own weights has.
     pub adapters: BTreeSet<String>,
+    /// The parameters whose rate or decay is not the optimizer's.
+    pub groups: BTreeMap<String, Group>,
 }
 
 impl Model {
@@ -100,6 +104,7 @@ impl Builds {
     fn model(&mut self, job: &Job, micro_batch: usize) -> Result<Model, WorkbenchError> {
         let (forward, kept) = forward_of(job, micro_batch)?;
         let (forward, adapters) = adapters::adapt(job, forward)?;
+        let groups = groups::groups(&job.train.optimizer, &forward)?;
         let loss = loss_of(&forward)?;
         let group = job.data.group();
         // A second size tells a number of rows from a constant. Few numbers of a model are three times a group.
@@ -112,7 +117,7 @@ impl Builds {
         let loss = loss_of(&forward)?;
         let train = autodiff::differentiate(&forward, loss)?;
         let eval = forward.evaluation()?;
-        Ok(Model { micro_batch, forward, train, eval, loss: batch_loss, kept, adapters })
+        Ok(Model { micro_batch, forward, train, eval, loss: batch_loss, kept, adapters, groups })
     }
 }
 
@@ -175,10 +180,8 @@ fn fixed(job: &Job, refusal: &ImportError, exported: usize) -> Result<Model, Wor
 
 /// A job's forward graph for `samples` samples at once, in f32, and the state that is not in it.
 fn forward_of(job: &Job, samples: usize) -> Result<(Graph, BTreeMap<String, HostTensor>), WorkbenchError> {
-    if let (Some(decoder), Data::Text(text @ Text { documents: Documents::Apart, .. })) =
-        (job.model.family.decoder()?, &job.data)
-    {
-        return Ok((decoder.build_documents(samples, text.context, DType::F32)?, BTreeMap::new()));
+    if let (Some(decoder), Some(context)) = (job.model.family.decoder()?, context_of_documents(&job.data)) {
+        return Ok((decoder.build_documents(samples, context, DType::F32)?, BTreeMap::new()));
     }
     let context = match (&job.model.family, &job.data) {
         (Family::Imported { file, loss }, _) => {
@@ -198,6 +201,15 @@ fn forward_of(job: &Job, samples: usize) -> Result<(Graph, BTreeMap<String, Host
         (Family::Resnet(_), _) => IMAGE_SIZE,
     };
     Ok((forward(&job.model.family, samples, context)?, BTreeMap::new()))
+}
+
+/// The context of data that have several documents in a sample, which do not see each other.
+fn context_of_documents(data: &Data) -> Option<usize> {
+    match data {
+        Data::Text(Text { documents: Documents::Apart, context, .. })
+        | Data::Chats(Chats { packing: true, context, .. }) => Some(*context),
+        _ => None,
+    }
 }
 
 /// The loss of a graph that is to be trained.

@@ -21,15 +21,21 @@ pub struct Origin {
 }
 
 /// A file of weights, and the tensors of the model's state that it may have, by name.
-struct StateFile {
+pub(super) struct StateFile {
     weights: Weights,
     state: BTreeMap<String, StateTensor>,
 }
 
 impl StateFile {
-    fn new(weights: Weights, state: &[StateTensor]) -> Self {
+    pub(super) fn new(weights: Weights, state: &[StateTensor]) -> Self {
         let named = state.iter().filter_map(|t| Some((t.names.first()?.clone(), t.clone())));
         Self { weights, state: named.collect() }
+    }
+
+    /// Reads a tensor. `None` if the file lacks it.
+    pub(super) fn read(&self, name: &str) -> Result<Option<HostTensor>, WorkbenchError> {
+        let tensor = self.state.get(name).map(|tensor| self.weights.state_tensor(tensor)).transpose()?;
+        Ok(tensor.flatten())
     }
 }
 
@@ -51,7 +57,7 @@ impl Origin {
             files.push(StateFile::new(weights, &state));
         }
         if let Some(path) = job.lora.as_ref().and_then(|lora| lora.weights.as_deref()) {
-            let (weights, state) = (adapters::open(path)?, adapters::state(model));
+            let (weights, state) = (adapters::open(path)?, adapters::state(&model.forward, &model.adapters));
             if new {
                 notes.extend(adapters::compare(&weights, &state)?);
             }

@@ -7,11 +7,13 @@ use fusionllm_data::weights::Weights;
 use fusionllm_graph::lora::LinearLayer;
 use fusionllm_graph::{Graph, HostTensor, StateTensor, TensorType};
 use fusionllm_workspace::checkpoint::{Checkpoint, Part};
-use fusionllm_workspace::config::Network;
+use fusionllm_workspace::config::{Lora, Network};
 use fusionllm_workspace::run_dir::best_checkpoint;
 
+use super::adapters::PEFT_CONFIG;
+use super::origin::{Origin, StateFile};
 use super::state::names;
-use super::{Origin, adapters, forward};
+use super::{adapters, forward};
 use crate::WorkbenchError;
 
 fn has(checkpoint: &Checkpoint, name: &str) -> bool {
@@ -24,6 +26,7 @@ pub struct SavedModel {
     pub network: Network,
     path: PathBuf,
     tensors: Tensors,
+    adapters: Option<SavedAdapters>,
 }
 
 enum Tensors {
@@ -31,14 +34,47 @@ enum Tensors {
     Published(Weights),
 }
 
-/// The model that a run trained a part of: its frozen parameters, and the layers that have adapters.
+/// The frozen parameters of a run that trained a part of its model.
 struct Base {
     origin: Origin,
     graph: Graph,
     seed: u64,
-    /// The layers with adapters, by the names of their weights.
+}
+
+/// Adapters beside a model's weights.
+struct SavedAdapters {
+    /// The linear layers of the network.
+    layers: Vec<LinearLayer>,
+    /// Those with adapters, by the names of their weights.
     adapted: BTreeMap<String, LinearLayer>,
     scale: f64,
+    /// The file with the matrices. Otherwise, they are in the checkpoint.
+    file: Option<StateFile>,
+}
+
+impl SavedAdapters {
+    /// The adapters that a run trained. `graph` is the network's graph without them.
+    fn of_run(lora: &Lora, graph: &Graph) -> Result<Self, WorkbenchError> {
+        let named = adapters::targets(lora, graph)?.into_iter();
+        let adapted = named.map(|layer| (graph.value(layer.weight).name.clone(), layer)).collect();
+        Ok(Self { layers: graph.linear_layers(), adapted, scale: lora.adapters().scale, file: None })
+    }
+
+    /// Adapters that PEFT or an export wrote.
+    fn of_folder(folder: &Path, network: &Network) -> Result<Self, WorkbenchError> {
+        let lora = Lora::of_peft(folder)?;
+        let graph = forward(&network.family, 1, 1)?.freeze(|_| true);
+        let mut found = Self::of_run(&lora, &graph)?;
+        let layers: Vec<LinearLayer> = found.adapted.values().cloned().collect();
+        let names = layers.iter().flat_map(LinearLayer::adapter_names).collect();
+        let weights = adapters::open(folder)?;
+        let state = adapters::state(&graph.with_adapters(&lora.adapters(), &layers)?, &names);
+        if let Some(difference) = adapters::compare(&weights, &state)?.into_iter().next() {
+            return Err(WorkbenchError::input_with_hint(difference, "give adapters of this model"));
+        }
+        found.file = Some(StateFile::new(weights, &state));
+        Ok(found)
+    }
 }
 
 impl Base {
@@ -57,10 +93,7 @@ impl Base {
                 "restore the files of model.weights or model.file",
             ));
         }
-        let layers = network.lora.as_ref().map(|lora| adapters::targets(lora, &graph)).transpose()?;
-        let named = layers.into_iter().flatten().map(|layer| (graph.value(layer.weight).name.clone(), layer));
-        let scale = network.lora.as_ref().map_or(0.0, |lora| lora.adapters().scale);
-        Ok(Some(Self { adapted: named.collect(), origin, seed: checkpoint.state().seed, scale, graph }))
+        Ok(Some(Self { origin, seed: checkpoint.state().seed, graph }))
     }
 
     /// Reads a frozen parameter.
@@ -72,29 +105,28 @@ impl Base {
             None => Ok(value.kind.init().ok_or_else(absent)?.draw(self.seed, name, &value.ty)?),
         }
     }
-
-    /// A weight with its adapter added to it, if it has one.
-    fn merged(&self, name: &str, tensor: HostTensor, checkpoint: &Checkpoint) -> Result<HostTensor, WorkbenchError> {
-        let Some(layer) = self.adapted.get(name) else { return Ok(tensor) };
-        let [a, b] = layer.adapter_names();
-        let matrices = [checkpoint.read(Part::Model, &a)?, checkpoint.read(Part::Model, &b)?];
-        adapters::merged(&tensor, matrices.each_ref(), self.scale, layer.transposed)
-    }
 }
 
 impl SavedModel {
     /// Opens the newest checkpoint of the run at `path` (the best one, if its job keeps that), the checkpoint at `path`,
-    /// or a directory from Hugging Face with `config.json` and `model.safetensors`.
+    /// or a directory from Hugging Face with `config.json` and `model.safetensors`. `adapters` is a folder with adapters
+    /// that are added to its weights.
     ///
     /// # Errors
     ///
-    /// There is no model, or it is damaged.
-    pub fn open(path: &Path) -> Result<Self, WorkbenchError> {
+    /// There is no model, or it is damaged. The adapters are those of another model.
+    pub fn open(path: &Path, adapters: Option<&Path>) -> Result<Self, WorkbenchError> {
         if !path.is_dir() {
             let problem = if path.exists() { "is no directory" } else { "is not there" };
             return Err(WorkbenchError::input_with_hint(
                 format!("{}: this checkpoint {problem}", path.display()),
                 "give a run directory such as runs/0001, a checkpoint in it, or a directory from Hugging Face",
+            ));
+        }
+        if adapters.is_none() && path.join(PEFT_CONFIG).is_file() && !path.join("config.json").exists() {
+            return Err(WorkbenchError::input_with_hint(
+                format!("{}: here are adapters, and no model that they are for", path.display()),
+                "give the model's folder, and this one with --adapter",
             ));
         }
         let published = path.join("config.json").is_file() && !path.join("manifest.json").exists();
@@ -111,7 +143,18 @@ impl SavedModel {
         if let Tensors::Checkpoint(checkpoint, base) = &mut tensors {
             *base = Base::open(&network, checkpoint)?.map(Box::new);
         }
-        Ok(Self { network, path: at, tensors })
+        let adapters = match (adapters, &network.lora, &tensors) {
+            (Some(_), Some(_), _) => {
+                return Err(WorkbenchError::input_with_hint(
+                    format!("{}: this run has trained adapters of its own", path.display()),
+                    "leave --adapter out, or add it to what `fusionllm export --merge` writes",
+                ));
+            }
+            (Some(folder), None, _) => Some(SavedAdapters::of_folder(folder, &network)?),
+            (None, Some(lora), Tensors::Checkpoint(_, Some(base))) => Some(SavedAdapters::of_run(lora, &base.graph)?),
+            (None, ..) => None,
+        };
+        Ok(Self { network, path: at, tensors, adapters })
     }
 
     /// The checkpoint at `path`. Of a run, it is the newest one, or the best one if the job keeps that.
@@ -149,12 +192,10 @@ impl SavedModel {
 
     /// The network's linear layers, and which of them a run trained adapters for. `None` if it trained none.
     pub(super) fn adapted_layers(&self) -> Option<adapters::AdaptedLayers> {
-        let Tensors::Checkpoint(_, Some(base)) = &self.tensors else { return None };
-        let layers = base.graph.linear_layers().into_iter().map(|layer| {
-            let adapted = base.adapted.values().any(|other| other.name == layer.name);
-            (layer, adapted)
-        });
-        self.network.lora.is_some().then(|| adapters::AdaptedLayers(layers.collect()))
+        let own = self.adapters.as_ref()?;
+        let is_adapted = |layer: &LinearLayer| own.adapted.values().any(|other| other.name == layer.name);
+        let layers = own.layers.iter().map(|layer| (layer.clone(), is_adapted(layer)));
+        Some(adapters::AdaptedLayers(layers.collect()))
     }
 
     /// Reads a matrix of an adapter.
@@ -163,18 +204,29 @@ impl SavedModel {
     ///
     /// It is missing or damaged.
     pub(super) fn read_adapter(&self, name: &str) -> Result<HostTensor, WorkbenchError> {
-        match &self.tensors {
-            Tensors::Checkpoint(checkpoint, _) => Ok(checkpoint.read(Part::Model, name)?),
-            Tensors::Published(_) => Err(WorkbenchError::State(format!("{name} is not there"))),
+        let absent = || WorkbenchError::State(format!("{name} is not there"));
+        match (self.adapters.as_ref().and_then(|adapters| adapters.file.as_ref()), &self.tensors) {
+            (Some(file), _) => file.read(name)?.ok_or_else(absent),
+            (None, Tensors::Checkpoint(checkpoint, _)) => Ok(checkpoint.read(Part::Model, name)?),
+            (None, Tensors::Published(_)) => Err(absent()),
         }
     }
 
-    /// Reads a parameter or buffer. If a run trained adapters, they are added to the weights beside them.
+    /// Reads a parameter or buffer. Adapters are added to the weights beside them.
     ///
     /// # Errors
     ///
     /// It is missing, has another type, or is damaged.
     pub fn read(&self, name: &str, ty: &TensorType) -> Result<HostTensor, WorkbenchError> {
+        let tensor = self.read_without_adapter(name, ty)?;
+        let adapted = self.adapters.as_ref().and_then(|adapters| Some((adapters.scale, adapters.adapted.get(name)?)));
+        let Some((scale, layer)) = adapted else { return Ok(tensor) };
+        let [a, b] = layer.adapter_names();
+        let matrices = [self.read_adapter(&a)?, self.read_adapter(&b)?];
+        adapters::merged(&tensor, matrices.each_ref(), scale, layer.transposed)
+    }
+
+    fn read_without_adapter(&self, name: &str, ty: &TensorType) -> Result<HostTensor, WorkbenchError> {
         match &self.tensors {
             Tensors::Published(weights) => {
                 let names = names(&self.network.family, name);
@@ -185,10 +237,6 @@ impl SavedModel {
                 let tensor = match base {
                     Some(base) if !has(checkpoint, name) => base.read(name)?,
                     _ => checkpoint.read(Part::Model, name)?,
-                };
-                let tensor = match base {
-                    Some(base) => base.merged(name, tensor, checkpoint)?,
-                    None => tensor,
                 };
                 if tensor.ty() != ty {
                     return Err(WorkbenchError::input_with_hint(

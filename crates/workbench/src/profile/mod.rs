@@ -340,7 +340,8 @@ impl Samples {
             self.add(&norm, &[ty], &[&scalar], typical(&took));
             for rule in &rules {
                 let (op, slots) = (rule.op(), rule.slots().len());
-                let hyper = rule.hyper(&fusionllm_program::Verdict { apply: true, update: 9, lr: 1e-3, factor: 1.0 });
+                let hyper =
+                    rule.hyper(&fusionllm_program::Verdict { apply: true, update: 9, lr: 1e-3, factor: 1.0 }, 1.0);
                 let hyper = HostTensor::from_f64([hyper.len()], &hyper)?;
                 let results = vec![ty.clone(); 1 + slots];
                 let mut took = Vec::new();

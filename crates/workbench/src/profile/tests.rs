@@ -42,7 +42,16 @@ fn a_joiner_measures_the_programs_that_fit_it() {
     let sizes = Sizes { samples: 2, group: 1, other: None };
     let loss = BatchLoss::of(forward.clone(), forward.outputs["loss"], sizes).unwrap().1;
     let own = samples(
-        &[Model { micro_batch: 2, forward, train, eval, loss, kept: Default::default(), adapters: Default::default() }],
+        &[Model {
+            micro_batch: 2,
+            forward,
+            train,
+            eval,
+            loss,
+            kept: Default::default(),
+            adapters: Default::default(),
+            groups: Default::default(),
+        }],
         8,
     );
     let backend = fusionllm_backend::open("cpu").unwrap();

@@ -138,6 +138,7 @@ fn chats(section: &Section<'_>, files: &Files, model: &ModelFacts) -> Result<Cha
         context: context(section, Kind::Chats)?,
         validation: validation(section, files, 0.1)?,
         shuffle: shuffle(section)?,
+        packing: section.flag("packing")?.unwrap_or(false),
         train_on: section
             .choice("train_on", &[("answers", TrainOn::Answers), ("all", TrainOn::All)])?
             .unwrap_or_default(),

@@ -32,6 +32,23 @@ impl Lora {
         Adapters { rank: self.rank, scale: self.alpha / self.rank as f64, dropout: self.dropout }
     }
 
+    /// The settings of adapters in a folder that PEFT wrote.
+    ///
+    /// # Errors
+    ///
+    /// There is no `adapter_config.json`, or adapters of that kind are not supported.
+    pub fn of_peft(folder: &Path) -> Result<Self, JobError> {
+        let Some(Given { rank, alpha, targets }) = Given::read(folder)? else {
+            let message = format!("there are no adapters here, because there is no {PEFT_CONFIG}");
+            return Err(JobError::new(
+                folder.display(),
+                message,
+                "give a folder that PEFT or `fusionllm export` wrote",
+            ));
+        };
+        Ok(Self { rank, alpha, dropout: 0.0, targets, weights: Some(folder.to_owned()) })
+    }
+
     /// Reads the section, if it is there. The weights that it names may be missing.
     pub(super) fn read(section: &Section<'_>, files: &Files) -> Result<Option<Self>, JobError> {
         if !section.is_written() {

@@ -72,7 +72,8 @@ pub struct OptimizerConfig {
     pub rule: Rule,
     /// Highest learning rate. Default 3e-4 for AdamW, 0.1 for SGD.
     pub lr: f64,
-    /// Decoupled for AdamW, part of the gradient for SGD. Default 0.1 and 5e-4.
+    /// Decoupled for AdamW, part of the gradient for SGD. Default 0.1 and 5e-4. Biases, norms and embeddings have none,
+    /// unless a group says so.
     pub weight_decay: f64,
     /// The largest global norm of the gradient; 0 for no limit. Default 1 for AdamW, 0 for SGD.
     pub clip: f64,
@@ -85,6 +86,44 @@ pub struct OptimizerConfig {
     pub decay_steps: u64,
     /// The lowest learning rate after the warm-up. Default a tenth of `lr`.
     pub min_lr: f64,
+    /// Parameters with a rate or a decay of their own. A parameter belongs to the first group that names it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<ParameterGroup>,
+}
+
+/// `[[train.optimizer.groups]]`: parameters with a rate or a decay of their own.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ParameterGroup {
+    /// Names of parameters, in which `*` stands for any text.
+    pub parameters: Vec<String>,
+    /// Highest learning rate. It warms up and falls as that of the optimizer does. Default: that of the optimizer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lr: Option<f64>,
+    /// Weight decay of all these parameters. Default: that of the optimizer, and none for biases, norms and embeddings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weight_decay: Option<f64>,
+}
+
+impl ParameterGroup {
+    fn read(section: &Section<'_>) -> Result<Self, JobError> {
+        let hint = "write parameters = [\"*.bias\"], with names of parameters; `*` stands for any text";
+        let parameters: Vec<String> =
+            section.texts("parameters", hint)?.unwrap_or_default().into_iter().map(str::to_owned).collect();
+        let group = Self {
+            parameters,
+            lr: section.number("lr", "above 0", |x| x > 0.0)?,
+            weight_decay: section.number("weight_decay", "at least 0", |x| x >= 0.0)?,
+        };
+        section.finish()?;
+        if group.parameters.is_empty() {
+            return Err(section.error("parameters", "a group of `train.optimizer.groups` names no parameters", hint));
+        }
+        if group.lr.is_none() && group.weight_decay.is_none() {
+            let message = "a group of `train.optimizer.groups` says nothing about its parameters";
+            return Err(section.error("parameters", message, "write lr or weight_decay beside it"));
+        }
+        Ok(group)
+    }
 }
 
 /// An update rule with its constants.
@@ -296,6 +335,7 @@ impl OptimizerConfig {
             decay: section.choice("decay", &decays)?.unwrap_or(Decay::None),
             decay_steps: section.count("decay_steps", 1)?.unwrap_or(steps),
             min_lr: min_lr.unwrap_or(lr / 10.0),
+            groups: section.tables("groups")?.iter().map(ParameterGroup::read).collect::<Result<_, _>>()?,
         };
         section.finish()?;
         Ok(optimizer)

@@ -214,7 +214,7 @@ mod tests {
         let zeros = |ty: &fusionllm_graph::TensorType| HostTensor::from_bytes(ty.clone(), vec![0; ty.bytes()]).unwrap();
         let tensors: BTreeMap<&str, HostTensor> = state.map(|v| (v.name.as_str(), zeros(&v.ty))).collect();
         write_tensors(&source.join(WEIGHTS), &tensors).unwrap();
-        hugging_face(&SavedModel::open(&source).unwrap(), &exported).unwrap();
+        hugging_face(&SavedModel::open(&source, None).unwrap(), &exported).unwrap();
 
         let archive = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/zoo/opt.pt2");
         let options = fusionllm_import::ImportOptions::default();

@@ -10,9 +10,7 @@ use serde_json::json;
 use super::claim;
 use crate::WorkbenchError;
 use crate::model::SavedModel;
-use crate::model::adapters::{AdaptedLayers, PEFT_FILE, PEFT_PREFIX};
-
-const PEFT_CONFIG: &str = "adapter_config.json";
+use crate::model::adapters::{AdaptedLayers, PEFT_CONFIG, PEFT_FILE, PEFT_PREFIX};
 
 /// Writes the adapters of a run into `directory` as `adapter_config.json` and `adapter_model.safetensors`, for
 /// `PeftModel.from_pretrained`. Returns the names of the files.

@@ -177,7 +177,10 @@ const WORDS: &[(&[&str], &str)] = &[
         &["dataloader_num_workers", "num_workers", "dataloader_pin_memory", "pin_memory"],
         "the broker reads the data ahead of the steps, so nothing is set for it",
     ),
-    (&["packing", "sample_packing", "pack_sequences"], "texts are always packed; see `data.documents`"),
+    (
+        &["packing", "sample_packing", "pack_sequences"],
+        "texts are always packed; see `data.documents`. Of chats it is `data.packing`",
+    ),
 ];
 
 /// Advice about a setting or an option that other trainers have.
