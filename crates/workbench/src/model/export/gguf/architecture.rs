@@ -234,7 +234,14 @@ const ARCHITECTURES: [Architecture; 11] = [
         divisors: Divisors::None,
         ..LLAMA
     },
-    Architecture { family: "gpt_neox", name: "gptneox", modules: &[GPT_NEOX_MODULES], head: Head::Needed, ..GPT2 },
+    Architecture {
+        family: "gpt_neox",
+        name: "gptneox",
+        modules: &[GPT_NEOX_MODULES],
+        head: Head::Needed,
+        parallel: true,
+        ..GPT2
+    },
     GPT2,
 ];
 
@@ -247,12 +254,19 @@ pub(super) struct Fit {
     pub(super) architecture: &'static Architecture,
     /// The embedding of layers without a window. `None` for learnt positions.
     pub(super) rotary: Option<Rotary>,
-    /// The embedding and the window of layers with a window, where llama.cpp knows windows.
-    pub(super) local: Option<(Rotary, usize)>,
+    /// The layers with a window, where llama.cpp knows windows.
+    pub(super) local: Option<Local>,
     /// The longest text that llama.cpp computes as this program does, in tokens.
     pub(super) context: usize,
     /// Sentences for the user about differences.
     pub(super) notes: Vec<String>,
+}
+
+/// The layers with a window, which are all alike.
+pub(super) struct Local {
+    pub(super) rotary: Rotary,
+    /// The number of keys that a query reads, its own included.
+    pub(super) window: usize,
 }
 
 impl Architecture {
@@ -328,8 +342,8 @@ impl Architecture {
     }
 
     /// The positions of layers without a window and of those with one.
-    fn positions(&self, layers: &[Layer]) -> Result<(Option<Rotary>, Option<(Rotary, usize)>), Refusal> {
-        let turned = |number: usize| self.without_positions.is_none_or(|n| (number + 1) % n != 0);
+    fn positions(&self, layers: &[Layer]) -> Result<(Option<Rotary>, Option<Local>), Refusal> {
+        let turned = |number: usize| self.without_positions.is_none_or(|n| !(number + 1).is_multiple_of(n));
         let learnt = layers.iter().all(|layer| layer.rotary.is_none());
         if !learnt && layers.iter().enumerate().any(|(number, layer)| layer.rotary.is_some() != turned(number)) {
             return Err(match self.without_positions {
@@ -343,16 +357,13 @@ impl Architecture {
             self.check_scaling(rotary)?;
         }
         let Some(pattern) = self.windows else { return Ok((rotary, None)) };
-        let slides = |number: usize| (number + 1) % pattern != 0;
-        let mut found: Vec<(&Layer, usize)> = Vec::new();
-        for (number, layer) in layers.iter().enumerate() {
-            if layer.window.is_some() != slides(number) {
-                return Err(format!("its windows are not in all layers but each {pattern}th, as in {}", self.name));
-            }
-            found.extend(layer.window.map(|window| (layer, window)));
+        let slides = |number: usize| !(number + 1).is_multiple_of(pattern);
+        if layers.iter().enumerate().any(|(number, layer)| layer.window.is_some() != slides(number)) {
+            return Err(format!("its windows are not in all layers but each {pattern}th, as in {}", self.name));
         }
-        let local = found.first().and_then(|(layer, window)| Some((layer.rotary.clone()?, *window)));
-        if let Some((local, _)) = &local {
+        let of = |layer: &Layer| Some(Local { rotary: layer.rotary.clone()?, window: layer.window? });
+        let local = layers.iter().find_map(of);
+        if let Some(Local { rotary: local, .. }) = &local {
             let same = rotary.as_ref().is_none_or(|rotary| rotary == local);
             // In gemma2, both kinds of layers have one embedding. In gemma3, that of windows is never scaled.
             if (self.soft_caps && !same) || (!self.soft_caps && local.scaling != Scaling::Default) {
@@ -360,7 +371,8 @@ impl Architecture {
             }
         }
         // A model of few layers may have windows in all of them.
-        Ok((rotary.or_else(|| local.as_ref().map(|(local, _)| local.clone())), local))
+        let rotary = rotary.or_else(|| local.as_ref().map(|local| local.rotary.clone()));
+        Ok((rotary, local))
     }
 
     fn check_scaling(&self, rotary: &Rotary) -> Result<(), Refusal> {

@@ -19,7 +19,7 @@ use super::weights::{self, Stored};
 use super::{claim, not_imported};
 use crate::WorkbenchError;
 use crate::model::SavedModel;
-use architecture::{Architecture, Fit, Head, POSITIONS};
+use architecture::{Architecture, Fit, Head, Local, POSITIONS};
 use file::{Item, Items};
 use tensors::{Change, plus_one};
 
@@ -171,7 +171,7 @@ fn settings(decoder: &Decoder, fit: &Fit, tensors: &[Planned]) -> Items {
         own.extend([("rope.dimension_count", size(rotary.dims)), ("rope.freq_base", number(rotary.theta))]);
         own.extend(scaling(rotary));
     }
-    if let Some((rotary, window)) = &fit.local {
+    if let Some(Local { rotary, window }) = &fit.local {
         own.extend([("attention.sliding_window", size(*window)), ("rope.freq_base_swa", number(rotary.theta))]);
     }
     // llama.cpp names the type of most weights only to people.
