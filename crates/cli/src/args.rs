@@ -736,4 +736,6 @@ pub(crate) enum ExportFormat {
     Pt2Weights,
     /// The adapters that a run trained, as adapter_config.json and adapter_model.safetensors, for PEFT.
     Peft,
+    /// A language model with its tokenizer as model.gguf, for llama.cpp. Adapters are added to the weights.
+    Gguf,
 }

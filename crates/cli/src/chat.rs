@@ -1,7 +1,7 @@
 //! `chat`: a conversation with a trained model.
 
 use std::io::{BufRead, IsTerminal, stdin, stdout};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use fusionllm_data::{ChatTemplate, Message};
 use fusionllm_workbench::model::SavedModel;
@@ -54,26 +54,18 @@ pub(crate) fn chat(args: &ChatArgs, json: bool) -> Result<(), Failure> {
     if json { print_json(&json!({ "turns": answers })) } else { Ok(()) }
 }
 
-/// The template of a model: the one that its run keeps, or that of its folder.
+/// The template of a model.
 fn template(model: &SavedModel, asked: &Path) -> Result<ChatTemplate, Failure> {
-    let tokenizer = model.network.tokenizer.as_ref();
-    let Some(tokenizer) = tokenizer else {
+    if model.network.tokenizer.is_none() {
         return Err(Failure::input(format!("{}: the model's tokenizer is unknown", asked.display()))
             .hint("`fusionllm generate --tokenizer` continues a text with it"));
-    };
-    // A checkpoint is at RUN/checkpoints/step-N.
-    let runs = model.path().ancestors().take(3).map(|path| path.join("tokenizer"));
-    let own = tokenizer.files().into_iter().filter_map(|(_, file)| file.parent().map(Path::to_owned));
-    let folders: Vec<PathBuf> =
-        own.take(1).chain([model.path().to_owned()]).chain(runs).chain(model.network.weights.clone()).collect();
-    for folder in folders.iter().filter(|folder| folder.is_dir()) {
-        if let Some(template) = ChatTemplate::find(folder, tokenizer)? {
-            return Ok(template);
-        }
     }
-    Err(Failure::input(format!("{}: the model has no template for chats", asked.display())).hint(
-        "`fusionllm generate` continues a text with it; a template is a file chat_template.jinja beside the tokenizer",
-    ))
+    model.chat_template()?.ok_or_else(|| {
+        Failure::input(format!("{}: the model has no template for chats", asked.display())).hint(
+            "`fusionllm generate` continues a text with it; a template is a file chat_template.jinja beside the \
+             tokenizer",
+        )
+    })
 }
 
 /// A conversation.

@@ -71,12 +71,19 @@ pub(crate) fn export(args: &ExportArgs, json: bool) -> Result<(), Failure> {
         Family::Resnet(_) => ExportFormat::Torchvision,
         Family::Imported { .. } => ExportFormat::Pt2Weights,
     });
+    let mut notes = Vec::new();
     let files = match format {
         ExportFormat::Hf => export::hugging_face(&model, &args.output)?,
         ExportFormat::Torchvision => export::torchvision(&model, &args.output)?,
         ExportFormat::Pt2Weights => export::pt2_weights(&model, &args.output)?,
         ExportFormat::Peft => export::peft(&model, &args.output)?,
+        ExportFormat::Gguf => {
+            let written = export::gguf(&model, &args.output)?;
+            notes = written.notes;
+            written.files
+        }
     };
+    notes.iter().for_each(note);
     if matches!(format, ExportFormat::Hf) && model.network.tokenizer.is_none() {
         note("no tokenizer is written, because none with so many tokens is known here: copy the model's own");
     }

@@ -61,7 +61,7 @@ fn near_misses_get_a_hint() {
         (&["trian"][..], "'train'"),
         (&["train", "--peer", "2"], "'--peers'"),
         (&["graph", "shwo", "x"], "'show'"),
-        (&["export", "x", "--format", "fh", "-o", "y"], "[possible values: hf, torchvision, pt2-weights, peft]"),
+        (&["export", "x", "--format", "fh", "-o", "y"], "[possible values: hf, torchvision, pt2-weights, peft, gguf]"),
         (&["generate", "x", "--promt", "y"], "'--prompt'"),
     ] {
         let ran = call(Path::new("."), args);

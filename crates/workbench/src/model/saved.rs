@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use fusionllm_data::ChatTemplate;
 use fusionllm_data::weights::Weights;
 use fusionllm_graph::lora::LinearLayer;
 use fusionllm_graph::{Graph, HostTensor, StateTensor, TensorType};
@@ -180,6 +181,26 @@ impl SavedModel {
             Tensors::Checkpoint(checkpoint, _) => Some(checkpoint.state().step),
             Tensors::Published(_) => None,
         }
+    }
+
+    /// The template for chats: the one that the model's run keeps, or that of its folder. `None` if there is none, or
+    /// the tokenizer is unknown.
+    ///
+    /// # Errors
+    ///
+    /// A file of a template cannot be used.
+    pub fn chat_template(&self) -> Result<Option<ChatTemplate>, WorkbenchError> {
+        let Some(tokenizer) = &self.network.tokenizer else { return Ok(None) };
+        // A checkpoint is at RUN/checkpoints/step-N.
+        let runs = self.path.ancestors().take(3).map(|path| path.join("tokenizer"));
+        let own = tokenizer.files().into_iter().filter_map(|(_, file)| file.parent().map(Path::to_owned));
+        let folders = own.take(1).chain([self.path.clone()]).chain(runs).chain(self.network.weights.clone());
+        for folder in folders.filter(|folder| folder.is_dir()) {
+            if let Some(template) = ChatTemplate::find(&folder, tokenizer)? {
+                return Ok(Some(template));
+            }
+        }
+        Ok(None)
     }
 
     /// Whether it has a tensor of this name.

@@ -1,5 +1,6 @@
 //! Writes trained models for other programs.
 
+mod gguf;
 mod peft;
 mod tokenizer;
 mod weights;
@@ -14,6 +15,7 @@ use fusionllm_models::Gpt2Config;
 use fusionllm_workspace::config::Family;
 use serde_json::{Value, json};
 
+pub use gguf::{Gguf, gguf};
 pub use peft::peft;
 
 use super::SavedModel;
@@ -172,7 +174,7 @@ pub fn config_json(config: &Gpt2Config, tokenizer: Option<&Tokenizer>) -> Value 
 /// Makes the directory, and refuses one that holds a model.
 fn claim(directory: &Path) -> Result<(), WorkbenchError> {
     fs::create_dir_all(directory).map_err(DiskError::at(directory, "created"))?;
-    match [CONFIG, WEIGHTS, weights::INDEX, PEFT_FILE, TOKENIZER, TOKENIZER_CONFIG]
+    match [CONFIG, WEIGHTS, weights::INDEX, PEFT_FILE, TOKENIZER, TOKENIZER_CONFIG, gguf::GGUF]
         .into_iter()
         .find(|name| directory.join(name).exists())
     {

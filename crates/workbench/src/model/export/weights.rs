@@ -16,25 +16,46 @@ use crate::model::{SavedModel, forward};
 /// The list of the files of a model that has several.
 pub(super) const INDEX: &str = "model.safetensors.index.json";
 
-/// Writes all parameters and buffers, with the graph's names. Element types and files are those of the weights that the
-/// training started from, if they are still there. Otherwise the type is the one that the model's `config.json` names,
-/// or f32, and there is one file. Returns the names of the files.
-pub(super) fn write(model: &SavedModel, directory: &Path) -> Result<Vec<String>, WorkbenchError> {
+/// A parameter or buffer of a model, and how its folder has it.
+pub(super) struct Stored {
+    /// The graph's name of it.
+    pub(super) name: String,
+    /// Its type in the graph.
+    pub(super) ty: TensorType,
+    /// The element type of the weights that the training started from, if they are still there. Otherwise, it is the one
+    /// that the model's `config.json` names, or f32.
+    pub(super) dtype: DType,
+    /// The number of its file among those that the training started from.
+    file: usize,
+}
+
+/// All parameters and buffers of a model.
+pub(super) fn stored(model: &SavedModel) -> Result<Vec<Stored>, WorkbenchError> {
     let graph = forward(&model.network.family, 1, 1.max(model.network.context.min(SHORT)))?;
     let source = model.network.weights.as_ref().and_then(|path| Weights::open(path).ok());
-    let stored: BTreeMap<&str, TensorType> = source.iter().flat_map(Weights::tensor_types).collect();
+    let types: BTreeMap<&str, TensorType> = source.iter().flat_map(Weights::tensor_types).collect();
     let default = default_type(&model.network.family);
     let file_of = |name: &str| source.as_ref().and_then(|source| source.file_of(name)).unwrap_or(0);
+    let parameters = graph.values.iter().filter(|v| v.kind.init().is_some());
+    Ok(parameters
+        .map(|v| {
+            let dtype = match v.ty.dtype.is_float() {
+                true => types.get(v.name.as_str()).map_or(default, |ty| ty.dtype),
+                false => v.ty.dtype,
+            };
+            Stored { name: v.name.clone(), ty: v.ty.clone(), dtype, file: file_of(&v.name) }
+        })
+        .collect())
+}
+
+/// Writes all parameters and buffers, with the graph's names, and the element types and files that [`stored`] finds.
+/// Returns the names of the files.
+pub(super) fn write(model: &SavedModel, directory: &Path) -> Result<Vec<String>, WorkbenchError> {
     let mut types: BTreeMap<String, TensorType> = BTreeMap::new();
     let mut files: BTreeMap<usize, Vec<(String, TensorType)>> = BTreeMap::new();
-    for v in graph.values.iter().filter(|v| v.kind.init().is_some()) {
-        let dtype = match v.ty.dtype.is_float() {
-            true => stored.get(v.name.as_str()).map_or(default, |ty| ty.dtype),
-            false => v.ty.dtype,
-        };
-        types.insert(v.name.clone(), v.ty.clone());
-        let written = TensorType::new(dtype, v.ty.shape.clone());
-        files.entry(file_of(&v.name)).or_default().push((v.name.clone(), written));
+    for Stored { name, ty, dtype, file } in stored(model)? {
+        files.entry(file).or_default().push((name.clone(), TensorType::new(dtype, ty.shape.clone())));
+        types.insert(name, ty);
     }
     let count = files.len();
     let (mut names, mut weight_map, mut total) = (Vec::new(), BTreeMap::new(), 0);
