@@ -241,7 +241,7 @@ every = 0
 def test_adapters_of_another_strength_are_refused(tmp_path: Path) -> None:
     source, adapter, text = tmp_path / "source", tmp_path / "adapter", tmp_path / "text.txt"
     with_adapters(folder("llama", source), 8).save_pretrained(adapter)
-    text.write_bytes(bytes(range(CONTEXT + 1)))
+    text.write_bytes(bytes(range(32, 33 + CONTEXT)))
     path = job(tmp_path, source, adapter, text)
 
     def refusal(*settings: str) -> str:

@@ -7,6 +7,7 @@ mod chats;
 mod disk;
 pub mod encoding;
 mod images;
+mod kind;
 mod options;
 mod order;
 mod sample;
@@ -27,6 +28,7 @@ use fusionllm_graph::{Advice, DType, GraphError, HostTensor, TensorType};
 
 pub use disk::{DiskError, sync_directory, write_atomic, write_private, write_private_atomic};
 pub use images::{CLASSES as CIFAR10_CLASSES, SIDE as IMAGE_SIZE};
+pub use kind::{FileKind, Role};
 pub use options::{Chats, Cifar10, Data, Documents, OnError, Tensors, Text, TrainOn, Validation};
 pub use state::Differences;
 pub use template::{ChatTemplate, Message, Rendered, TemplateError};
@@ -289,6 +291,16 @@ pub enum DataError {
         /// Advice to the user.
         hint: &'static str,
     },
+    /// A file is of another kind.
+    #[error("{}: this is {}, not {role}", path.display(), kind.name)]
+    OtherKind {
+        /// The file.
+        path: PathBuf,
+        /// Its kind.
+        kind: FileKind,
+        /// The kind that it is taken for.
+        role: Role,
+    },
     /// The files are valid, but hold too little.
     #[error("{message}")]
     TooLittle {
@@ -328,6 +340,7 @@ impl Advice for DataError {
             Self::Malformed { hint, .. } | Self::TooLittle { hint, .. } | Self::Ungrouped { hint, .. } => {
                 Some((*hint).into())
             }
+            Self::OtherKind { path, kind, role } => Some(kind.hint(*role, path).into()),
             Self::Broken { hint, .. } => Some(hint.into()),
             Self::Weights(e) => e.hint(),
             Self::Tensor(_) => None,
@@ -344,6 +357,22 @@ fn check_groups(which: fmt::Arguments<'_>, rows: usize, group: usize) -> Result<
         message: format!("{which}: {rows} rows are no whole groups of {group} (`data.group`)"),
         hint: "write a divisor of the number of rows for data.group, or remove the rows of the last, incomplete group",
     })
+}
+
+/// The advice about text that is not in UTF-8.
+const NOT_UTF_8: &str = "convert the file to UTF-8, such as with iconv -f ISO-8859-1 -t UTF-8 OLD > NEW, or fetch it again if it \
+     was cut short";
+
+/// Refuses a file with these first bytes that is no text.
+fn check_text(path: &Path, bytes: &[u8]) -> Result<(), DataError> {
+    if let Some(encoding) = encoding::wide(bytes) {
+        let message = format!("the text is in {}, not in UTF-8", encoding.name);
+        return Err(DataError::Malformed { path: path.to_owned(), message, hint: encoding.hint });
+    }
+    match FileKind::of(bytes, Role::Text) {
+        Some(kind) => Err(DataError::OtherKind { path: path.to_owned(), kind, role: Role::Text }),
+        None => Ok(()),
+    }
 }
 
 /// Reads a file that must not be empty.

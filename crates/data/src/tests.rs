@@ -46,9 +46,9 @@ fn held_out(data: &Dataset) -> Batch {
     data.held_out(&all, |_| true).unwrap()
 }
 
-/// The bytes 0, 1, 2, ..., so that a token tells its position.
+/// Characters that follow each other from the space on, so that a token tells its position. They begin again after 90.
 fn counting(len: u8) -> Vec<u8> {
-    (0..len).collect()
+    (0..len).map(|i| b' ' + i % 90).collect()
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn an_epoch_has_every_context_once() {
         assert!(starts.windows(2).all(|w| w[0] + 4 == w[1]), "{starts:?}");
         offsets.insert(starts[0]);
     }
-    assert_eq!(offsets.into_iter().collect::<Vec<_>>(), [0, 1, 2, 3]);
+    assert_eq!(offsets.into_iter().collect::<Vec<_>>(), [32, 33, 34, 35]);
 }
 
 /// The samples that a run draws depend on its seed and position, not on how they are split in batches.
@@ -95,19 +95,19 @@ fn a_resumed_run_draws_the_same_samples() {
 #[test]
 fn the_last_part_of_each_file_is_held_out() {
     let dir = tempfile::tempdir().unwrap();
-    let mut config = text(&dir, &[("a", b"0123456789"), ("b", b"abcdefghijABCDEFGHIJ")]);
+    let mut config = text(&dir, &[("a", b"0123456789abcdefghijklmnopqrst"), ("b", b"ABCDEFGHIJKLMNOPQRSTUVWXYZ0123")]);
     config.validation = Validation::Fraction(0.2);
     let data = open(config, 1);
-    // The held-out text is "89" and "GHIJ": five targets, in contexts of four.
+    // The held-out text is "opqrst" and "YZ0123": eleven targets, in contexts of four.
     let batch = held_out(&data);
     let bytes = |b: &[u8]| b.iter().map(|&b| i64::from(b)).collect::<Vec<_>>();
-    assert_eq!(ints(&batch, "input_ids"), [bytes(b"89GH"), bytes(b"I\0\0\0")].concat());
-    assert_eq!(ints(&batch, "labels"), [bytes(b"9GHIJ"), vec![IGNORED; 3]].concat());
+    assert_eq!(ints(&batch, "input_ids"), bytes(b"opqrstYZ012\0"));
+    assert_eq!(ints(&batch, "labels"), [bytes(b"pqrstYZ0123"), vec![IGNORED]].concat());
     // Samples may come in any order, and more than once.
-    let batch = data.held_out(&[1, 0, 1, 2], |name| name == "labels").unwrap();
+    let batch = data.held_out(&[1, 0, 1, 3], |name| name == "labels").unwrap();
     assert_eq!(batch.tensors.len(), 1);
-    assert_eq!(ints(&batch, "labels").iter().step_by(4).copied().collect::<Vec<_>>(), bytes(b"J9J"));
-    assert_snapshot!(data, @"2 files of text, 0.00 MB: 24 tokens to train on, 6 held out");
+    assert_eq!(ints(&batch, "labels").iter().step_by(4).copied().collect::<Vec<_>>(), bytes(b"tpt"));
+    assert_snapshot!(data, @"2 files of text, 0.00 MB: 48 tokens to train on, 12 held out");
 }
 
 #[test]
@@ -240,6 +240,34 @@ fn digests_tell_data_apart() {
 }
 
 #[test]
+fn compressed_texts_are_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let plain = b"{\"text\": \"The first document.\"}\n{\"text\": \"And another one.\"}\n";
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    std::io::Write::write_all(&mut gzip, plain).unwrap();
+    let zstd = ruzstd::encoding::compress_to_vec(&plain[..], ruzstd::encoding::CompressionLevel::Fastest);
+    let drawn = |name: &str, bytes: &[u8]| {
+        let data = open(text(&dir, &[(name, bytes)]), 1);
+        (data.digest().to_owned(), data.train_batch(0, 4).unwrap())
+    };
+    let expected = drawn("a.jsonl", plain);
+    assert_eq!(drawn("a.jsonl.gz", &gzip.finish().unwrap()), expected);
+    assert_eq!(drawn("a.jsonl.zst", &zstd), expected);
+}
+
+#[test]
+fn small_files_are_held_out_together() {
+    let dir = tempfile::tempdir().unwrap();
+    let contents: Vec<(String, String)> = (0..60).map(|i| (format!("{i:02}"), format!("file {i:02}"))).collect();
+    let files: Vec<(&str, &[u8])> = contents.iter().map(|(name, text)| (&name[..], text.as_bytes())).collect();
+    let config = Text { validation: Validation::Fraction(0.1), ..text(&dir, &files) };
+    // 42 of 420 bytes, of which one predicts the first of the others.
+    let data = open(config.clone(), 1);
+    assert_snapshot!(data, @"60 files of text, 0.00 MB: 378 tokens to train on, 42 held out");
+    assert_eq!(data.eval_samples(), 41usize.div_ceil(config.context));
+}
+
+#[test]
 fn errors_in_text() {
     let dir = tempfile::tempdir().unwrap();
     let of = |files: &[(&str, &[u8])], tokenizer, validation| {
@@ -261,8 +289,21 @@ fn errors_in_text() {
     ");
     assert_snapshot!(of(&[("a", b"caf\xc3")], Tokenizer::Gpt2, none.clone()), @r#"
     DIR/a: byte 3 is not UTF-8
-    hint: convert the file to UTF-8 (or fetch it again if it was cut short), or write tokenizer = "bytes"
+    hint: convert the file to UTF-8, such as with iconv -f ISO-8859-1 -t UTF-8 OLD > NEW, or fetch it again if it was cut short
     "#);
+    // Bytes are tokens, but a text in another encoding is still a mistake.
+    assert_snapshot!(of(&[("a", b"caf\xe9 au lait")], Tokenizer::Bytes, none.clone()), @"
+    DIR/a: byte 3 is not UTF-8
+    hint: convert the file to UTF-8, such as with iconv -f ISO-8859-1 -t UTF-8 OLD > NEW, or fetch it again if it was cut short
+    ");
+    assert_snapshot!(of(&[("a", b"\x89PNG\r\n\x1a\n")], Tokenizer::Bytes, none.clone()), @"
+    DIR/a: this is a PNG picture, not text
+    hint: leave it out of [data], which takes texts in UTF-8
+    ");
+    assert_snapshot!(of(&[("a.gz", b"\x1f\x8b\x08\0\0")], Tokenizer::Bytes, none.clone()), @"
+    DIR/a.gz: it cannot be unpacked: unexpected end of file
+    hint: fetch the file again
+    ");
     let mut gone = text(&dir, &[("a", b"0123456789")]);
     fs::remove_file(&gone.files[0]).unwrap();
     assert_snapshot!(error(&dir, Data::Text(gone.clone())), @r"

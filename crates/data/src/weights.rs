@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use fusionllm_graph::{Advice, DType, HostTensor, TensorType};
 use safetensors::tensor::{Dtype, Metadata};
 
-use crate::DiskError;
+use crate::{DiskError, FileKind, Role};
 
 /// Open safetensors files. Their headers are read and fit their lengths. Tensors are read on demand.
 #[derive(Debug)]
@@ -44,6 +44,14 @@ pub enum WeightsError {
         /// A description of the error.
         message: String,
     },
+    /// The file is of another kind.
+    #[error("{}: this is {}, not {}", path.display(), kind.name, Role::Tensors)]
+    OtherKind {
+        /// The file.
+        path: PathBuf,
+        /// Its kind.
+        kind: FileKind,
+    },
     /// Files that are needed are not there.
     #[error("{}: {message}", path.display())]
     Absent {
@@ -71,6 +79,7 @@ impl Advice for WeightsError {
         match self {
             Self::Disk(e) => e.hint(),
             Self::Malformed { .. } => Some("fetch the file again, or name another".into()),
+            Self::OtherKind { path, kind } => Some(kind.hint(Role::Tensors, path).into()),
             Self::Absent { hint, .. } => Some(hint.as_str().into()),
             Self::OtherModel { hint, .. } => Some(hint.as_ref().into()),
         }
@@ -248,6 +257,9 @@ fn header(path: &Path, file: usize) -> Result<BTreeMap<String, Entry>, WeightsEr
     let malformed = |message: String| WeightsError::Malformed { path: path.to_owned(), message };
     let mut reader = File::open(path).map_err(DiskError::at(path, "read"))?;
     let length = reader.metadata().map_err(DiskError::at(path, "read"))?.len();
+    if let Some(kind) = FileKind::at(path, Role::Tensors) {
+        return Err(WeightsError::OtherKind { path: path.to_owned(), kind });
+    }
     let mut size = [0; 8];
     if length < 8 {
         return Err(malformed(format!("{length} bytes are too few for a safetensors file")));
@@ -360,8 +372,8 @@ mod tests {
         hint: fetch the file again, or name another
         ");
         assert_snapshot!(reopened(b"GIF89a"), @r"
-        DIR/model.safetensors: 6 bytes are too few for a safetensors file
-        hint: fetch the file again, or name another
+        DIR/model.safetensors: this is a GIF picture, not a safetensors file
+        hint: name a safetensors file
         ");
         assert_snapshot!(reopened(b"\x02\0\0\0\0\0\0\0[]"), @r"
         DIR/model.safetensors: this is not a safetensors file: its header is wrong: invalid type: sequence, expected struct HashMetadata at line 1 column 0

@@ -11,7 +11,7 @@ use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{DType, TensorType, Value, ValueId, ValueKind};
 use fusionllm_plan::Activity;
 use fusionllm_program::{
-    Address, Cause, Holding, Instruction, Optimizer, PassKind, PeerId, Poison, TensorKey, Verdict,
+    Address, Cause, Group, Holding, Instruction, Optimizer, PassKind, PeerId, Poison, TensorKey, Verdict,
 };
 use fusionllm_protocol::{
     Answer, Assignment, BulkHeader, CodecError, CodecSpectrum, ComputeCommand, Contact, Farewell, FromPeer, Heartbeat,
@@ -165,7 +165,7 @@ fn an_assignment_round_trips() {
 
 /// Postcard writes variants and numbers as variable-length integers. Another layout needs another version.
 #[test]
-fn the_layout_of_version_20() {
+fn the_layout_of_version_21() {
     let bytes = |m: &ToPeer| encode(m).unwrap();
     let run =
         ToPeer::Compute(ComputeCommand::Run { pass: 300, version: 7, kind: PassKind::Train, step: 2, inspect: true });
@@ -180,7 +180,7 @@ fn the_layout_of_version_20() {
     let load = BulkHeader::Load { generation: 2, key: TensorKey::value("w"), dtype: DType::F32 };
     assert_eq!(encode(&load).unwrap(), [1, 2, 1, b'w', 0, 1]);
     assert_eq!(encode(&Question::Page).unwrap(), [4]);
-    assert_eq!(VERSION, 20);
+    assert_eq!(VERSION, 21);
 }
 
 /// A joiner of another version reads why it is refused, although its hello has other fields.
@@ -228,6 +228,10 @@ fn errors_describe_invalid_assignments() {
     insta::assert_snapshot!(source(TensorKey::slot("tied", "momentum_buffer"), Source::Seed), @r#"program: it says where momentum_buffer of "tied" comes from, but no program needs it"#);
     insta::assert_snapshot!(source(TensorKey::value("tied"), Source::Member(MemberId(8))), @r#"program: "tied" comes from member 8, whose address is unknown"#);
     insta::assert_snapshot!(refusal(|a| a.sources.clear()), @r#"program: it does not say where "tied" comes from"#);
+    let group =
+        |name: &str, rate: f64| refusal(|a| a.groups.extend([(name.into(), Group { rate, weight_decay: 0.0 })]));
+    insta::assert_snapshot!(group("other", 1.0), @r#"program: it gives "other" a rate and a decay that no update has"#);
+    insta::assert_snapshot!(group("tied", f64::NAN), @r#"program: it gives "tied" a rate and a decay that no update has"#);
     insta::assert_snapshot!(refusal(|a| a.train.instructions.clear()), @"program: the gradient of tied is not applied");
     insta::assert_snapshot!(refusal(|a| a.eval.instructions.retain(|i| !matches!(i, Instruction::Free { .. }))), @"program: x of micro-batch 0 is never freed");
     insta::assert_snapshot!(refusal(|a| {

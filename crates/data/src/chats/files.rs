@@ -9,7 +9,7 @@ use std::thread;
 use std::time::SystemTime;
 
 use super::line::Problem;
-use crate::DataError;
+use crate::{DataError, NOT_UTF_8};
 
 /// Bytes that are looked at together by one thread.
 const BLOCK: usize = 4 << 20;
@@ -75,9 +75,8 @@ impl Lines {
                 }
                 blocks.push(block);
             }
-            if let Some(encoding) = blocks.first().filter(|_| bytes == 0).and_then(|b| crate::encoding::wide(b)) {
-                let message = format!("the text is in {}, not in UTF-8", encoding.name);
-                return Err(DataError::Malformed { path: path.to_owned(), message, hint: encoding.hint });
+            if let Some(block) = blocks.first().filter(|_| bytes == 0) {
+                crate::check_text(path, block)?;
             }
             if blocks.is_empty() {
                 break;
@@ -189,7 +188,7 @@ fn look(block: &[u8], check: impl Fn(&str) -> Result<(), Problem>) -> Part {
             Ok(text) => check(text),
             Err(e) => {
                 let message = format!("byte {} of the line is not UTF-8", e.valid_up_to());
-                Err(Problem::new(message, "convert the file to UTF-8, or fetch it again if it was cut short"))
+                Err(Problem::new(message, NOT_UTF_8))
             }
         };
         match checked {

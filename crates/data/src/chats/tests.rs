@@ -280,7 +280,7 @@ fn each_kind_of_broken_line_is_named() {
     assert_snapshot!(folder.error(latin), @r#"
     1 of 1 lines is broken:
       DIR/latin.jsonl, line 1: byte 10 of the line is not UTF-8
-    hint: convert the file to UTF-8, or fetch it again if it was cut short; or write on_error = "skip" in [data] to leave such lines out
+    hint: convert the file to UTF-8, such as with iconv -f ISO-8859-1 -t UTF-8 OLD > NEW, or fetch it again if it was cut short; or write on_error = "skip" in [data] to leave such lines out
     "#);
     let empty = Chats { files: vec![folder.write("empty.jsonl", "")], ..folder.chats(&[]) };
     assert_snapshot!(folder.error(empty), @"
@@ -423,10 +423,11 @@ fn packed_conversations_share_samples_and_keep_their_positions() {
     let folder = Folder::new();
     let lines = numbered(3);
     let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
-    let alone = open(folder.chats(&lines));
+    let chats = folder.chats(&lines);
+    let alone = open(chats.clone());
     let length = alone.example(0).unwrap().unwrap().tokens.len() - 1;
     let context = 2 * length + 3;
-    let packed = open(Chats { packing: true, context, ..folder.chats(&lines) });
+    let packed = open(Chats { packing: true, context, ..chats });
     let [first, second] = [0, 1].map(|sample| packed.train_batch(sample, 1).unwrap());
     let row = |batch: &Batch, name: &str| ints(batch, name);
     let [one, two, three] = [0, 1, 2].map(|sample| alone.train_batch(sample, 1).unwrap());

@@ -1,10 +1,13 @@
 //! Documents of text files, as tokens.
 
-use std::path::Path;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
 
+use flate2::read::MultiGzDecoder;
+use ruzstd::decoding::StreamingDecoder;
 use serde_json::Value;
 
-use crate::{DataError, Tokenizer};
+use crate::{DataError, NOT_UTF_8, Tokenizer};
 
 /// Reads documents and notes their digest.
 pub(super) struct Reader<'a> {
@@ -36,30 +39,15 @@ impl<'a> Reader<'a> {
 
     /// The tokens of a file: of one document, or of many if the file is of JSON lines.
     pub(super) fn file(&mut self, path: &Path) -> Result<Vec<u32>, DataError> {
-        let bytes = crate::read(path)?;
-        if let Some(encoding) = crate::encoding::wide(&bytes) {
-            return Err(DataError::Malformed {
-                path: path.to_owned(),
-                message: format!("the text is in {}, not in UTF-8", encoding.name),
-                hint: encoding.hint,
-            });
-        }
-        let lines = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("jsonl"));
-        if *self.tokenizer == Tokenizer::Bytes && !lines {
-            self.note(&bytes);
-            return Ok(bytes.into_iter().map(u32::from).collect());
-        }
+        let (bytes, name) = unpacked(path, crate::read(path)?)?;
+        crate::check_text(path, &bytes)?;
+        let lines = name.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("jsonl"));
         let text = String::from_utf8(bytes).map_err(|e| {
             let place = e.utf8_error().valid_up_to();
             DataError::Malformed {
                 path: path.to_owned(),
                 message: format!("byte {place} is not UTF-8"),
-                hint: match lines {
-                    true => "convert the file to UTF-8, or fetch it again if it was cut short",
-                    false => {
-                        "convert the file to UTF-8 (or fetch it again if it was cut short), or write tokenizer = \"bytes\""
-                    }
-                },
+                hint: NOT_UTF_8,
             }
         })?;
         self.note(text.as_bytes());
@@ -105,6 +93,26 @@ impl<'a> Reader<'a> {
         // The lengths distinguish files whose contents join to the same bytes.
         self.hasher.update(&(bytes.len() as u64).to_le_bytes());
         self.hasher.update(bytes);
+    }
+}
+
+/// The content of a compressed file, and the name without the ending that says so. Other files stay as they are.
+fn unpacked(path: &Path, bytes: Vec<u8>) -> Result<(Vec<u8>, PathBuf), DataError> {
+    let mut content = Vec::new();
+    let read = match &bytes[..] {
+        [0x1f, 0x8b, 8, ..] => MultiGzDecoder::new(&bytes[..]).read_to_end(&mut content),
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => StreamingDecoder::new(&bytes[..])
+            .map_err(io::Error::other)
+            .and_then(|mut decoder| decoder.read_to_end(&mut content)),
+        _ => return Ok((bytes, path.to_owned())),
+    };
+    match read {
+        Ok(_) => Ok((content, path.with_extension(""))),
+        Err(e) => Err(DataError::Malformed {
+            path: path.to_owned(),
+            message: format!("it cannot be unpacked: {e}"),
+            hint: "fetch the file again",
+        }),
     }
 }
 

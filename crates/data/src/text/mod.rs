@@ -16,7 +16,8 @@ use tokens::Tokens;
 
 /// Training tokens and held-out tokens.
 ///
-/// The last part of each file is held out, or whole files are. The other parts follow each other, each after the
+/// The last part of each file is held out, or whole files are. Small files count together: one gives what it and those
+/// before it owe, once that fills a sample. The other parts follow each other, each after the
 /// tokens that the tokenizer has before a document. Each epoch cuts the sequence at another offset, so that a token appears at
 /// many positions over the epochs.
 pub(super) struct Corpus {
@@ -45,21 +46,26 @@ impl Corpus {
                 0.0
             }
         };
-        let mut add = |documents: &Reader<'_>, mut tokens: Vec<u32>| {
-            let kept = tokens.len() - (tokens.len() as f64 * fraction) as usize;
-            let rest = tokens.split_off(kept);
+        let mut owed = 0.0;
+        let mut add = |documents: &Reader<'_>, mut tokens: Vec<u32>, is_last: bool| {
+            owed += tokens.len() as f64 * fraction;
+            // Small files owe too little for a sample, so they count together.
+            let gives = is_last || owed > text.context as f64;
+            let held = if gives { (owed as usize).min(tokens.len()) } else { 0 };
+            owed -= held as f64;
+            let rest = tokens.split_off(tokens.len() - held);
             train.extend(tokens);
             if !rest.is_empty() {
                 held_out.extend(documents.before().chain(rest));
             }
         };
-        for path in &text.files {
+        for (path, after) in text.files.iter().zip((0..text.files.len()).rev()) {
             let tokens = documents.file(path)?;
-            add(&documents, tokens);
+            add(&documents, tokens, after == 0);
         }
         if text.files.is_empty() {
             let tokens = documents.document(sample::text())?;
-            add(&documents, tokens);
+            add(&documents, tokens, true);
         }
 
         let context = text.context;

@@ -282,6 +282,7 @@ fn valid_value(kind: &str, path: &str, job: &toml::Table, section: &str, key: &s
     match table.and_then(|table| table.get(key)) {
         Some(value) => value.to_string(),
         None if kind.starts_with("integer") => "8".to_owned(),
+        None if kind.starts_with("list of tables") => "[{ parameters = \"*\", lr = 0.1 }]".to_owned(),
         None if kind.starts_with("list") => "[\"*\"]".to_owned(),
         None => kind.split('`').nth(1).unwrap_or_else(|| panic!("{section}.{key}: {kind}")).to_owned(),
     }

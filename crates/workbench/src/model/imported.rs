@@ -5,7 +5,7 @@ use std::path::Path;
 
 use fusionllm_backend::{Backend, BackendError, open};
 use fusionllm_data::weights::Weights;
-use fusionllm_data::{DiskError, write_atomic, write_tensors};
+use fusionllm_data::{DiskError, FileKind, Role, write_atomic, write_tensors};
 use fusionllm_graph::{Graph, HostTensor, Op, StateTensor, TensorType, Value, ValueId, ValueKind};
 use fusionllm_import::{Archive, ImportOptions, Imported, State, StateError};
 
@@ -38,6 +38,12 @@ impl ImportedModel {
     /// The archive cannot be read, is damaged, or uses operators that are not supported. Or the weights are of another
     /// model.
     pub fn open(path: &Path, weights: Option<&Path>, options: ImportOptions) -> Result<Self, WorkbenchError> {
+        if let Some(kind) = FileKind::at(path, Role::Archive) {
+            return Err(WorkbenchError::input_with_hint(
+                format!("{}: this is {}, not {}", path.display(), kind.name, Role::Archive),
+                kind.hint(Role::Archive, path),
+            ));
+        }
         let mut archive = Archive::open(path)?;
         let mut differences = Vec::new();
         if let Some(weights) = weights.map(Weights::open).transpose()? {

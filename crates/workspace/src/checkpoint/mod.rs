@@ -376,6 +376,7 @@ impl Checkpoint {
                     damaged(format!("{} is missing", part.file_name()))
                 }
                 WeightsError::Disk(e) => e.into(),
+                WeightsError::OtherKind { kind, .. } => damaged(format!("{} is {}", part.file_name(), kind.name)),
                 WeightsError::Absent { message, .. } | WeightsError::OtherModel { message, .. } => damaged(message),
             })?;
             let stored: Vec<&str> = weights.tensor_types().map(|(name, _)| name).collect();

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use glob::MatchOptions;
+
 use super::reader::{JobError, Section};
 
 /// The settings of a model in a Hugging Face folder.
@@ -124,7 +126,9 @@ impl Files {
             let directory = glob::Pattern::escape(&self.directory.to_string_lossy());
             format!("{directory}/{written}")
         };
-        let paths = glob::glob(&pattern).map_err(|e| {
+        // Only a pattern with a dot at the start of a name means hidden files.
+        let options = MatchOptions { require_literal_leading_dot: true, ..MatchOptions::new() };
+        let paths = glob::glob_with(&pattern, options).map_err(|e| {
             let hint = "* stands for any part of a name, ** for any directories, [ab] for one of the letters";
             let name = section.full_name(key);
             section.error(key, format!("`{name}`: \"{written}\" is not a valid pattern: {}", e.msg), hint)

@@ -106,7 +106,7 @@ pub struct ParameterGroup {
 
 impl ParameterGroup {
     fn read(section: &Section<'_>) -> Result<Self, JobError> {
-        let hint = "write parameters = [\"*.bias\"], with names of parameters; `*` stands for any text";
+        let hint = "write parameters = [\"bias\"], with names of parameters; `*` stands for any text";
         let parameters: Vec<String> =
             section.texts("parameters", hint)?.unwrap_or_default().into_iter().map(str::to_owned).collect();
         let group = Self {

@@ -236,7 +236,7 @@ mod tests {
         let job = Job::quick_start(&[]).unwrap().to_toml().unwrap().parse::<toml::Table>().unwrap();
         let job: BTreeSet<String> = crate::run_dir::settings(&job).into_iter().map(|(key, _)| key).collect();
         // They are written only where they are set.
-        let rare = ["plan.scheduler", "data.files", "data.template", "data.train_on", "model.path"];
+        let rare = ["plan.scheduler", "data.files", "data.template", "data.train_on", "data.packing", "model.path"];
         for (_, hint) in WORDS {
             for name in hint.split('`').skip(1).step_by(2).filter(|name| name.contains('.')) {
                 assert!(job.contains(name) || rare.contains(&name), "{name}");

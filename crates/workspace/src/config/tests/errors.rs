@@ -101,7 +101,15 @@ fn errors_in_names() {
     ");
     assert_snapshot!(error("[train]\noptimizer = { name = \"sgd\", betas = [0.9, 0.99] }"), @r"
     job.toml:2:29: unknown setting `betas` in [train.optimizer]
-    hint: [train.optimizer] takes name, momentum, nesterov, lr, min_lr, weight_decay, clip, warmup, decay, decay_steps
+    hint: [train.optimizer] takes name, momentum, nesterov, lr, min_lr, weight_decay, clip, warmup, decay, decay_steps, groups
+    ");
+    assert_snapshot!(error("[[train.optimizer.groups]]\nlr = 1e-4"), @r#"
+    job.toml:1:1: a group of `train.optimizer.groups` names no parameters
+    hint: write parameters = ["bias"], with names of parameters; `*` stands for any text
+    "#);
+    assert_snapshot!(error("[[train.optimizer.groups]]\nparameters = \"bias\""), @"
+    job.toml:2:14: a group of `train.optimizer.groups` says nothing about its parameters
+    hint: write lr or weight_decay beside it
     ");
     assert_snapshot!(error("[model]\nfamily = \"gtp2\""), @r#"
     job.toml:2:10: `model.family` cannot be "gtp2"
