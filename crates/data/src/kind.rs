@@ -62,7 +62,7 @@ use Holds::{Array, Document, Other, Packed, Page, Pickle, Pointer, Table, Weight
 /// How files of each kind begin: the place of some bytes, and the bytes. The first that fits counts.
 const BEGINNINGS: &[(usize, &[u8], &str, Holds)] = &[
     (8, b"{\"", "a safetensors file", Weights),
-    (0, b"version https://git-lfs", "a pointer of Git LFS, and not the file itself", Pointer),
+    (0, b"version https://git-lfs", "a pointer of Git LFS", Pointer),
     (0, &[0x1f, 0x8b, 8], "a gzip file", Packed("gunzip")),
     (0, &[0x28, 0xb5, 0x2f, 0xfd], "a Zstandard file", Packed("unzstd")),
     (0, b"BZh", "a bzip2 file", Packed("bunzip2")),
@@ -123,7 +123,7 @@ impl FileKind {
         if role == Role::Tensors && start.get(8) == Some(&b'{') {
             return None;
         }
-        let found = BEGINNINGS.iter().filter(begins).map(|(_, _, name, holds)| Self { name, holds: *holds });
+        let mut found = BEGINNINGS.iter().filter(begins).map(|(_, _, name, holds)| Self { name, holds: *holds });
         let own = |kind: &Self| match role {
             Role::Text => !is_text || matches!(kind.holds, Pointer | Document),
             Role::Tensors => true,
@@ -138,7 +138,7 @@ impl FileKind {
             let is_page = role != Role::Text && PAGES.iter().any(|begin| lower.starts_with(begin));
             is_page.then_some(Self { name: "a web page", holds: Page })
         };
-        found.filter(own).next().or_else(page).or_else(binary)
+        found.find(own).or_else(page).or_else(binary)
     }
 
     /// The kind of the file at `path`. `None` if it is one that `role` takes, of an unknown kind, or cannot be read.
@@ -200,7 +200,7 @@ mod tests {
             (b"PAR1\x15\x04\x15\0", "a Parquet table"),
             (b"BM\x36\0\x0c\0\0\0", "a BMP picture"),
             (b"%PDF-1.7\n", "a PDF document"),
-            (b"version https://git-lfs.github.com/spec/v1\noid", "a pointer of Git LFS, and not the file itself"),
+            (b"version https://git-lfs.github.com/spec/v1\noid", "a pointer of Git LFS"),
             (&tar, "a tar archive"),
             (&safetensors, "a safetensors file"),
         ] {
