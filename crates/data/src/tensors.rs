@@ -159,6 +159,13 @@ fn load(
     for path in paths {
         let malformed = |message: String| DataError::Malformed { path: path.clone(), message, hint: HINT };
         let file = Weights::open(path)?;
+        if let Some((name, dtype)) = file.unread_types().next() {
+            return Err(DataError::Malformed {
+                path: path.clone(),
+                message: format!("`{name}` has elements of the type {dtype:?}, which is not read"),
+                hint: "convert it before it is saved: tensor.long() for whole numbers, tensor.float() for others",
+            });
+        }
         let mut count = None;
         let mut own = Layout::default();
         for (name, ty) in file.tensor_types() {

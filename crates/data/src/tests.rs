@@ -458,6 +458,20 @@ fn a_single_number_is_that_of_all_samples() {
 }
 
 #[test]
+fn a_tensor_of_a_type_that_is_not_read_is_named() {
+    use safetensors::tensor::{Dtype, TensorView};
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a");
+    let pixels = TensorView::new(Dtype::U8, vec![2, 1], &[1, 2]).unwrap();
+    safetensors::serialize_to_file([("pixels", pixels)], None, &path).unwrap();
+    let config = Tensors { files: vec![path], validation: Validation::Fraction(0.0), shuffle: true, group: 1 };
+    assert_snapshot!(error(&dir, Data::Tensors(config)), @"
+    DIR/a: `pixels` has elements of the type U8, which is not read
+    hint: convert it before it is saved: tensor.long() for whole numbers, tensor.float() for others
+    ");
+}
+
+#[test]
 fn rows_that_are_no_whole_groups_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let files = vec![numbered(&dir, "a", 0, 4), numbered(&dir, "b", 4, 3)];

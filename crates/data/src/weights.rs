@@ -197,6 +197,12 @@ impl Weights {
         self.tensors.get(name)?.ty()
     }
 
+    /// The tensors of unsupported element types, with these.
+    pub(crate) fn unread_types(&self) -> impl Iterator<Item = (&str, Dtype)> {
+        let unread = self.tensors.iter().filter(|(_, entry)| entry.ty().is_none());
+        unread.map(|(name, entry)| (name.as_str(), entry.dtype))
+    }
+
     /// The names of all tensors, sorted.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)

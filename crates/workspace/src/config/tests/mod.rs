@@ -25,7 +25,7 @@ fn with(overrides: &[&str]) -> Result<Job, JobError> {
 fn directory() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     fs::create_dir(dir.path().join("corpus")).unwrap();
-    for name in ["corpus/b.txt", "corpus/a.txt", "corpus/[x].txt", "train.bin", "test.bin"] {
+    for name in ["corpus/.hidden", "corpus/b.txt", "corpus/a.txt", "corpus/[x].txt", "train.bin", "test.bin"] {
         fs::write(dir.path().join(name), "text").unwrap();
     }
     dir
