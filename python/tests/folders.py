@@ -1,4 +1,4 @@
-"""Small models of several families, as Hugging Face writes them, for tests that run the program on them."""
+"""Small models of several families, as Hugging Face writes them, and jobs, for tests that run the program on them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def run(*arguments: object) -> str:
     return done.stdout
 
 
-def folder(family: str, path: Path):
-    """A small model of a family, and its folder."""
+def small(family: str, settings: dict):
+    """A small model of a family with random weights."""
     import torch
     import transformers
 
@@ -33,7 +33,23 @@ def folder(family: str, path: Path):
         "num_attention_heads": 4,
         "max_position_embeddings": 64,
     }
-    config = transformers.AutoConfig.for_model(family, **{**sizes, **SETTINGS[family]})
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    config = transformers.AutoConfig.for_model(family, **{**sizes, **settings})
+    return transformers.AutoModelForCausalLM.from_config(config)
+
+
+def folder(family: str, path: Path):
+    """A small model of one of the `SETTINGS`, and its folder."""
+    model = small(family, SETTINGS[family])
     model.save_pretrained(path)
     return model
+
+
+def job(directory: Path, source: Path, data: dict, train: dict, **sections: dict) -> Path:
+    """A job file that trains a folder on bytes, without validation."""
+    import tomli_w
+
+    path = directory / "job.toml"
+    data = {"tokenizer": "bytes", "validation": 0, **data}
+    whole = {"model": {"path": str(source)}, "data": data, "train": train, "eval": {"every": 0}, **sections}
+    path.write_text(tomli_w.dumps(whole))
+    return path

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from folders import run, small
 from requirements import needs, needs_torch
 
 pytestmark = [needs("wheel", shutil.which("fusionllm") is not None, "needs the program on the PATH"), needs_torch]
@@ -25,29 +25,13 @@ SETTINGS = {
 }
 
 
-def run(*arguments: object) -> str:
-    done = subprocess.run(["fusionllm", *map(str, arguments)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.parametrize("family", SETTINGS)
 @pytest.mark.parametrize("kind", ["float32", "bfloat16 in shards"])
 def test_a_folder_goes_in_and_comes_out(family: str, kind: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     safetensors = pytest.importorskip("safetensors")
-    torch.manual_seed(1)
-    sizes = {
-        "vocab_size": 256,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "max_position_embeddings": 64,
-    }
-    config = transformers.AutoConfig.for_model(family, **{**sizes, **SETTINGS[family]})
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    model = small(family, SETTINGS[family])
     sharded = kind != "float32"
     source, out = tmp_path / "source", tmp_path / "out"
     if sharded:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from folders import SETTINGS, folder, run
+from folders import SETTINGS, folder, job, run
 from requirements import needs, needs_torch
 
 pytestmark = [needs("wheel", shutil.which("fusionllm") is not None, "needs the program on the PATH"), needs_torch]
@@ -17,16 +17,10 @@ pytestmark = [needs("wheel", shutil.which("fusionllm") is not None, "needs the p
 STEPS, CONTEXT, RATE, DECAY = 10, 24, 5e-3, 5.0
 
 #: A group with a rate and a decay of its own for the matrices of one block, and one that decays norms, but not biases.
-GROUPS = f"""
-[[train.optimizer.groups]]
-parameters = ["1.mlp"]
-lr = {RATE / 4}
-weight_decay = 1.0
-
-[[train.optimizer.groups]]
-parameters = ["NORM.weight"]
-weight_decay = 2.0
-"""
+GROUPS = [
+    {"parameters": ["1.mlp"], "lr": RATE / 4, "weight_decay": 1.0},
+    {"parameters": ["*norm*.weight", "ln_*.weight"], "weight_decay": 2.0},
+]
 
 
 def standard_groups(model) -> list[dict]:
@@ -80,8 +74,8 @@ def train_with_pytorch(model, groups: list[dict], ids, labels) -> list[float]:
 
 
 @pytest.mark.parametrize("family", SETTINGS)
-@pytest.mark.parametrize(("groups", "peers"), [("", 1), (GROUPS, 1), (GROUPS, 3)])
-def test_losses_and_weights_are_those_of_pytorch(family: str, groups: str, peers: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("groups", "peers"), [([], 1), (GROUPS, 1), (GROUPS, 3)])
+def test_losses_and_weights_are_those_of_pytorch(family: str, groups: list[dict], peers: int, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     safetensors = pytest.importorskip("safetensors.torch")
     source, out = tmp_path / "source", tmp_path / "run"
@@ -94,33 +88,13 @@ def test_losses_and_weights_are_those_of_pytorch(family: str, groups: str, peers
         model, own_groups(model) if groups else standard_groups(model), tokens[:, :-1], tokens[:, 1:]
     )
 
-    job = tmp_path / "job.toml"
-    job.write_text(
-        f"""
-[model]
-path = "{source}"
-
-[data]
-files = ["{text}"]
-tokenizer = "bytes"
-context = {CONTEXT}
-validation = 0
-
-[train]
-steps = {STEPS}
-batch = 2
-
-[train.optimizer]
-lr = {RATE}
-eps = 1e-3
-weight_decay = {DECAY}
-warmup = 3
-{groups.replace("NORM", "ln_*" if family == "gpt2" else "*norm*")}
-[eval]
-every = 0
-"""
-    )
-    run("train", job, "--peers", peers, "--run-dir", out)
+    # A pattern must name a parameter.
+    other = "*norm*.weight" if family == "gpt2" else "ln_*.weight"
+    own = [{**group, "parameters": [p for p in group["parameters"] if p != other]} for group in groups]
+    optimizer = {"lr": RATE, "eps": 1e-3, "weight_decay": DECAY, "warmup": 3, "groups": own}
+    train = {"steps": STEPS, "batch": 2, "optimizer": optimizer}
+    path = job(tmp_path, source, {"files": [str(text)], "context": CONTEXT}, train)
+    run("train", path, "--peers", peers, "--run-dir", out)
     metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [line["loss"] for line in metrics] == pytest.approx(expected, abs=1e-5)
     exported = tmp_path / "exported"
@@ -132,14 +106,11 @@ every = 0
 
 def test_a_pattern_that_names_nothing_is_refused_with_the_names(tmp_path: Path) -> None:
     folder("llama", tmp_path / "source")
-    job = tmp_path / "job.toml"
     text = tmp_path / "text.txt"
     text.write_bytes(b"The quick brown fox jumps over the lazy dog.")
-    job.write_text(
-        f'[model]\npath = "{tmp_path / "source"}"\n[data]\nfiles = ["{text}"]\ntokenizer = "bytes"\ncontext = 8\n'
-        '[train.optimizer]\ngroups = [{ parameters = ["attn.bias"], lr = 1.0 }]\n'
-    )
-    done = subprocess.run(["fusionllm", "train", str(job)], capture_output=True, text=True, check=False)
+    optimizer = {"groups": [{"parameters": ["attn.bias"], "lr": 1.0}]}
+    path = job(tmp_path, tmp_path / "source", {"files": [str(text)], "context": 8}, {"optimizer": optimizer})
+    done = subprocess.run(["fusionllm", "train", str(path)], capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert 'no parameter that is trained is named "attn.bias"' in done.stderr
     assert "model.layers.*.self_attn.q_proj.weight" in done.stderr

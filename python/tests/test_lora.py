@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import folders
 from folders import SETTINGS, folder, run
 from requirements import needs, needs_torch
 
@@ -52,31 +53,9 @@ def train_with_peft(adapted, ids, labels) -> list[float]:
 
 def job(directory: Path, source: Path, adapter: Path, text: Path) -> Path:
     """A job file that trains the adapters of a folder as `train_with_peft` does."""
-    path = directory / "job.toml"
-    path.write_text(
-        f"""
-[model]
-path = "{source}"
-
-[lora]
-weights = "{adapter}"
-
-[data]
-files = ["{text}"]
-tokenizer = "bytes"
-context = {CONTEXT}
-validation = 0
-
-[train]
-steps = {STEPS}
-batch = 2
-optimizer = {{ lr = {RATE}, eps = {EPS} }}
-
-[eval]
-every = 0
-"""
-    )
-    return path
+    train = {"steps": STEPS, "batch": 2, "optimizer": {"lr": RATE, "eps": EPS}}
+    data = {"files": [str(text)], "context": CONTEXT}
+    return folders.job(directory, source, data, train, lora={"weights": str(adapter)})
 
 
 @pytest.mark.parametrize("family", SETTINGS)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from folders import SETTINGS, folder, run
+from folders import SETTINGS, folder, job, run
 from requirements import needs, needs_torch
 
 pytestmark = [needs("wheel", shutil.which("fusionllm") is not None, "needs the program on the PATH"), needs_torch]
@@ -60,33 +60,10 @@ def test_losses_are_those_of_each_conversation_alone(family: str, peers: int, tm
     expected = train_with_pytorch(folder(family, source))
     chats = tmp_path / "chats.jsonl"
     chats.write_text("".join(json.dumps({"prompt": p, "completion": a}) + "\n" for p, a in CHATS))
-    job = tmp_path / "job.toml"
-    job.write_text(
-        f"""
-[model]
-path = "{source}"
-
-[data]
-files = ["{chats}"]
-tokenizer = "bytes"
-context = {CONTEXT}
-packing = true
-shuffle = false
-validation = 0
-
-[train]
-steps = {STEPS}
-batch = {BATCH}
-
-[train.optimizer]
-lr = {RATE}
-eps = {EPS}
-weight_decay = 0.0
-
-[eval]
-every = 0
-"""
-    )
-    run("train", job, "--peers", peers, "--run-dir", out)
+    data = {"files": [str(chats)], "context": CONTEXT, "packing": True, "shuffle": False}
+    optimizer = {"lr": RATE, "eps": EPS, "weight_decay": 0.0}
+    train = {"steps": STEPS, "batch": BATCH, "optimizer": optimizer}
+    path = job(tmp_path, source, data, train)
+    run("train", path, "--peers", peers, "--run-dir", out)
     metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [line["loss"] for line in metrics] == pytest.approx(expected, abs=1e-5)

@@ -130,7 +130,11 @@ fn settings(args: &FinetuneArgs) -> Result<Settings, Failure> {
     // A job of the longest samples says how long they are.
     let directory = std::env::current_dir().unwrap_or_else(|_| PathBuf::from("."));
     let parse = |settings: &Settings| Job::parse("the job", &settings.job(), &directory, &args.set);
-    let job = parse(&settings)?;
+    let mut job = parse(&settings)?;
+    if let Data::Chats(chats) = &mut job.data {
+        // Each conversation is measured by itself.
+        chats.packing = false;
+    }
     let data = Dataset::open(&job.data, job.train.seed)?;
     if let Data::Chats(_) = &job.data {
         let measured = MEASURED.min(data.train_samples() as u64);

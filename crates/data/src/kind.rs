@@ -18,12 +18,14 @@ pub struct FileKind {
 enum Holds {
     /// Other files, or one that is compressed. With the command that unpacks it.
     Packed(&'static str),
+    /// Other files in a zip archive, which `torch.save` and `torch.export.save` write.
+    Zip,
     /// Objects of Python, perhaps tensors.
     Pickle,
     /// An array of NumPy.
     Array,
-    /// Rows and columns.
-    Table,
+    /// Rows and columns. With the function of pandas that reads them.
+    Table(&'static str),
     /// Tensors of a model.
     Weights,
     /// Pages or slides.
@@ -57,7 +59,7 @@ impl fmt::Display for Role {
     }
 }
 
-use Holds::{Array, Document, Other, Packed, Page, Pickle, Pointer, Table, Weights};
+use Holds::{Array, Document, Other, Packed, Page, Pickle, Pointer, Table, Weights, Zip};
 
 /// How files of each kind begin: the place of some bytes, and the bytes. The first that fits counts.
 const BEGINNINGS: &[(usize, &[u8], &str, Holds)] = &[
@@ -70,14 +72,14 @@ const BEGINNINGS: &[(usize, &[u8], &str, Holds)] = &[
     (0, &[4, 0x22, 0x4d, 0x18], "an LZ4 file", Packed("unlz4")),
     (0, b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive", Packed("7z x")),
     (0, b"Rar!", "a RAR archive", Packed("unrar x")),
-    (0, b"PK\x03\x04", "a zip archive", Packed("unzip")),
+    (0, b"PK\x03\x04", "a zip archive", Zip),
     (257, b"ustar", "a tar archive", Packed("tar -xf")),
-    (0, b"PAR1", "a Parquet table", Table),
-    (0, b"ARROW1", "an Arrow table", Table),
-    (0, &[0xff, 0xff, 0xff, 0xff], "an Arrow table", Table),
-    (0, b"Obj\x01", "an Avro table", Table),
-    (0, b"ORC", "an ORC table", Table),
-    (0, b"SQLite format 3\0", "an SQLite database", Table),
+    (0, b"PAR1", "a Parquet table", Table("read_parquet")),
+    (0, b"ARROW1", "an Arrow table", Table("read_feather")),
+    (0, &[0xff, 0xff, 0xff, 0xff], "an Arrow table", Table("read_feather")),
+    (0, b"Obj\x01", "an Avro table", Other),
+    (0, b"ORC", "an ORC table", Table("read_orc")),
+    (0, b"SQLite format 3\0", "an SQLite database", Other),
     (0, b"\x89HDF\r\n\x1a\n", "an HDF5 file", Array),
     (0, b"\x93NUMPY", "a NumPy array", Array),
     (0, b"GGUF", "a GGUF file of llama.cpp", Weights),
@@ -116,7 +118,9 @@ impl FileKind {
     /// reason to take a text for something else.
     pub fn of(bytes: &[u8], role: Role) -> Option<Self> {
         let start = &bytes[..bytes.len().min(LOOKED_AT)];
-        let is_text = std::str::from_utf8(start).is_ok_and(|text| !text.contains(['\0', '\u{1}']));
+        // The last character may be cut.
+        let is_utf8 = std::str::from_utf8(start).err().is_none_or(|e| e.error_len().is_none());
+        let is_text = is_utf8 && !start.iter().any(|byte| matches!(byte, 0 | 1));
         let begins =
             |(at, magic, ..): &&(usize, &[u8], &str, Holds)| start.get(*at..).is_some_and(|s| s.starts_with(magic));
         // The length of a header may look like anything.
@@ -127,7 +131,7 @@ impl FileKind {
         let own = |kind: &Self| match role {
             Role::Text => !is_text || matches!(kind.holds, Pointer | Document),
             Role::Tensors => true,
-            Role::Archive => kind.name != "a zip archive",
+            Role::Archive => kind.holds != Zip,
         };
         let binary = || {
             let is_binary = role == Role::Text && start.contains(&0);
@@ -154,22 +158,22 @@ impl FileKind {
         match (self.holds, role) {
             (Pointer, _) => "fetch the file itself: git lfs pull".into(),
             (Page, _) => "fetch the file itself: the link led to a page about it, or to an error".into(),
-            // A file of `torch.save` is a zip archive.
-            (Packed("unzip") | Pickle, Role::Tensors) => format!(
+            (Zip | Pickle, Role::Tensors) => format!(
                 "if `torch.save` wrote it, convert it: python3 -c \"import torch; from safetensors.torch import \
                  save_file; save_file(torch.load('{path}', weights_only=True), 'NEW.safetensors')\""
             ),
-            (Packed("unzip") | Pickle, Role::Archive) => "save the model with torch.export.save".into(),
+            (Zip, Role::Text) => format!("unpack it: unzip {path}"),
+            (Zip | Pickle, Role::Archive) => "save the model with torch.export.save".into(),
             (Packed(command), _) => format!("unpack it: {command} {path}"),
             (Array, Role::Tensors) => {
                 "write the array into a safetensors file, with `safetensors.numpy.save_file`".into()
             }
-            (Table, Role::Tensors) => {
+            (Table(_), Role::Tensors) => {
                 "write its columns into a safetensors file, with `safetensors.numpy.save_file`".into()
             }
-            (Table, Role::Text) => format!(
-                "write it as JSON lines: python3 -c \"import pandas; pandas.read_parquet('{path}').to_json(\
-                 'NEW.jsonl', orient='records', lines=True)\""
+            (Table(read), Role::Text) => format!(
+                "write it as JSON lines, with a column `text` or `messages`: python3 -c \"import pandas; \
+                 pandas.{read}('{path}').to_json('NEW.jsonl', orient='records', lines=True)\""
             ),
             (Document, Role::Text) => "write its text into a file, such as with pdftotext or pandoc".into(),
             (Weights, Role::Archive) => {
@@ -212,6 +216,8 @@ mod tests {
         {
             assert_eq!(name(text.as_bytes(), Role::Text), None, "{text}");
         }
+        // A character that is cut where the look ends makes no binary file of a text.
+        assert_eq!(name(format!("BM{}", "日本".repeat(200)).as_bytes(), Role::Text), None);
         assert_eq!(name(&[0; 600], Role::Text), Some("a binary file"));
         let page = b"\n<!DOCTYPE html><html>";
         assert_eq!(name(page, Role::Text), None);

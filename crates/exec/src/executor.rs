@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use fusionllm_backend::Backend;
 use fusionllm_graph::HostTensor;
-use fusionllm_program::{Group, Optimizer, Program, TensorKey};
+use fusionllm_program::{Optimizer, ParameterGroup, Program, TensorKey};
 
 use crate::pass::PassRun;
 use crate::script::Script;
@@ -41,7 +41,7 @@ impl Executor {
 
     /// Sets the parameters, by name, whose rate and decay are not the optimizer's, in programs that are prepared from
     /// now on.
-    pub fn set_groups(&mut self, groups: BTreeMap<String, Group>) {
+    pub fn set_groups(&mut self, groups: BTreeMap<String, ParameterGroup>) {
         self.state.groups = groups;
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use fusionllm_backend::{Backend, Tensor};
 use fusionllm_graph::{HostTensor, TensorType, ValueKind};
-use fusionllm_program::{Group, Medium, Optimizer, Program, TensorKey};
+use fusionllm_program::{Medium, Optimizer, ParameterGroup, Program, TensorKey};
 
 use crate::ExecError;
 use crate::storage::{Media, Stored};
@@ -58,7 +58,7 @@ pub(crate) struct State {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) optimizer: Optimizer,
     /// The parameters with settings of their own.
-    pub(crate) groups: BTreeMap<String, Group>,
+    pub(crate) groups: BTreeMap<String, ParameterGroup>,
     pub(crate) media: Media,
     /// The tensors that are away between passes, each with its medium.
     resting: BTreeMap<TensorKey, Medium>,

@@ -25,7 +25,7 @@ pub use effects::Access;
 pub use error::ProgramError;
 pub use memory::{Bytes, Memory, shares_storage, storage};
 pub use offload::{Medium, OffloadedBytes};
-pub use optimizer::{Group, LearningRate, Optimizer, Verdict, clip_factor, share_of_loss};
+pub use optimizer::{LearningRate, Optimizer, ParameterGroup, Verdict, clip_factor, share_of_loss};
 pub use pass::{PASSES_IN_FLIGHT, PassKind, PerPass};
 pub use poison::{Cause, Poison};
 

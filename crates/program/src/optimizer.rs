@@ -72,14 +72,14 @@ impl Optimizer {
 
 /// The settings of some parameters, where they are not the optimizer's, like those of a parameter group of PyTorch.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Group {
+pub struct ParameterGroup {
     /// The learning rate, as a multiple of the optimizer's.
     pub rate: f64,
     /// The weight decay.
     pub weight_decay: f64,
 }
 
-impl Group {
+impl ParameterGroup {
     /// Whether an update can be computed with it.
     pub fn is_valid(&self) -> bool {
         [self.rate, self.weight_decay].into_iter().all(|x| x.is_finite() && x >= 0.0)

@@ -11,7 +11,7 @@ use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{DType, TensorType, Value, ValueId, ValueKind};
 use fusionllm_plan::Activity;
 use fusionllm_program::{
-    Address, Cause, Group, Holding, Instruction, Optimizer, PassKind, PeerId, Poison, TensorKey, Verdict,
+    Address, Cause, Holding, Instruction, Optimizer, ParameterGroup, PassKind, PeerId, Poison, TensorKey, Verdict,
 };
 use fusionllm_protocol::{
     Answer, Assignment, BulkHeader, CodecError, CodecSpectrum, ComputeCommand, Contact, Farewell, FromPeer, Heartbeat,
@@ -228,8 +228,9 @@ fn errors_describe_invalid_assignments() {
     insta::assert_snapshot!(source(TensorKey::slot("tied", "momentum_buffer"), Source::Seed), @r#"program: it says where momentum_buffer of "tied" comes from, but no program needs it"#);
     insta::assert_snapshot!(source(TensorKey::value("tied"), Source::Member(MemberId(8))), @r#"program: "tied" comes from member 8, whose address is unknown"#);
     insta::assert_snapshot!(refusal(|a| a.sources.clear()), @r#"program: it does not say where "tied" comes from"#);
-    let group =
-        |name: &str, rate: f64| refusal(|a| a.groups.extend([(name.into(), Group { rate, weight_decay: 0.0 })]));
+    let group = |name: &str, rate: f64| {
+        refusal(|a| a.groups.extend([(name.into(), ParameterGroup { rate, weight_decay: 0.0 })]))
+    };
     insta::assert_snapshot!(group("other", 1.0), @r#"program: it gives "other" a rate and a decay that no update has"#);
     insta::assert_snapshot!(group("tied", f64::NAN), @r#"program: it gives "tied" a rate and a decay that no update has"#);
     insta::assert_snapshot!(refusal(|a| a.train.instructions.clear()), @"program: the gradient of tied is not applied");

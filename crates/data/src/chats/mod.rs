@@ -180,7 +180,8 @@ impl Corpus {
         }
         corpus.order = Order::new(seed, corpus.train.len(), 1, chats.shuffle);
         if let Some(packs) = &mut corpus.packs {
-            packs.per_epoch = (corpus.train.len() * packed(&lengths, context)).div_ceil(lengths.len().max(1));
+            let samples = corpus.train.len() * packed(&lengths, context);
+            packs.per_epoch = samples.div_ceil(lengths.len().max(1)).max(1);
         }
         Ok(corpus)
     }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use bytes::Bytes;
 use fusionllm_graph::ValueKind;
 use fusionllm_plan::Cluster;
-use fusionllm_program::{Group, PeerId, PerPass, Program, TensorKey};
+use fusionllm_program::{ParameterGroup, PeerId, PerPass, Program, TensorKey};
 use fusionllm_protocol::{
     Assignment, BulkHeader, Contact, MAX_ASSIGNMENT_BYTES, MemberId, Order, Source, decode, encode, share_of,
 };
@@ -169,7 +169,7 @@ impl Conductor<'_> {
 }
 
 /// The groups of the parameters that a training program updates.
-fn groups(train: &Program, model: &Model) -> BTreeMap<String, Group> {
+fn groups(train: &Program, model: &Model) -> BTreeMap<String, ParameterGroup> {
     let owned = train.owned().filter_map(|(parameter, _)| train.values.get(&parameter));
     owned.filter_map(|v| Some((v.name.clone(), *model.groups.get(&v.name)?))).collect()
 }

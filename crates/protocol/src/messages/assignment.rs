@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use fusionllm_graph::{TensorType, Value, ValueKind};
 use fusionllm_plan::Compression;
-use fusionllm_program::{Address, Group, Medium, Optimizer, PeerId, Program, ProgramError, TensorKey};
+use fusionllm_program::{Address, Medium, Optimizer, ParameterGroup, PeerId, Program, ProgramError, TensorKey};
 use serde::{Deserialize, Serialize};
 
 use crate::{Contact, MemberId};
@@ -38,7 +38,7 @@ pub struct Assignment {
     /// The update rule.
     pub optimizer: Optimizer,
     /// The parameters, by name, whose rate and decay are not those of the rule.
-    pub groups: BTreeMap<String, Group>,
+    pub groups: BTreeMap<String, ParameterGroup>,
     /// How tensors are compressed. The programs have the codecs of the peer's links.
     pub compression: Compression,
     /// The program of a training step.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use fusionllm_graph::lora::names;
 use fusionllm_graph::ops::Binary;
 use fusionllm_graph::{Graph, Op, ValueId};
-use fusionllm_program::Group;
+use fusionllm_program::ParameterGroup;
 use fusionllm_workspace::config::OptimizerConfig;
 
 use super::adapters::listed;
@@ -17,7 +17,10 @@ use crate::WorkbenchError;
 /// # Errors
 ///
 /// A pattern of the job names no parameter.
-pub(super) fn groups(config: &OptimizerConfig, graph: &Graph) -> Result<BTreeMap<String, Group>, WorkbenchError> {
+pub(super) fn groups(
+    config: &OptimizerConfig,
+    graph: &Graph,
+) -> Result<BTreeMap<String, ParameterGroup>, WorkbenchError> {
     let parameters = || graph.parameters().map(|v| graph.value(v).name.as_str());
     let patterns = config.groups.iter().flat_map(|group| &group.parameters);
     if let Some(pattern) = patterns.into_iter().find(|pattern| !parameters().any(|name| names(pattern, name))) {
@@ -27,12 +30,12 @@ pub(super) fn groups(config: &OptimizerConfig, graph: &Graph) -> Result<BTreeMap
         ));
     }
     let tables = embeddings(graph);
-    let standard = Group { rate: 1.0, weight_decay: config.weight_decay };
+    let standard = ParameterGroup { rate: 1.0, weight_decay: config.weight_decay };
     let group = |v: ValueId| {
         let name = &graph.value(v).name;
         let own = config.groups.iter().find(|group| group.parameters.iter().any(|pattern| names(pattern, name)));
         let decays = graph.ty(v).rank() >= 2 && name.rsplit('.').next() != Some("bias") && !tables.contains(&v);
-        let group = Group {
+        let group = ParameterGroup {
             rate: own.and_then(|group| group.lr).map_or(standard.rate, |lr| lr / config.lr),
             weight_decay: own.and_then(|group| group.weight_decay).unwrap_or(match decays {
                 true => standard.weight_decay,

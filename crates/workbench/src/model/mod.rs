@@ -22,7 +22,7 @@ use fusionllm_data::{Chats, Data, Documents, IMAGE_SIZE, Text};
 use fusionllm_graph::batch::{BatchLoss, Doubt, Sizes};
 use fusionllm_graph::{DType, Graph, HostTensor, TrainGraph, ValueId, autodiff};
 use fusionllm_import::{ImportError, ImportOptions};
-use fusionllm_program::Group;
+use fusionllm_program::ParameterGroup;
 use fusionllm_workspace::config::{Choice, Family, Job};
 use imported::ImportedModel;
 
@@ -46,7 +46,7 @@ pub struct Model {
     /// The names of the matrices of adapters, which no file of the model's own weights has.
     pub adapters: BTreeSet<String>,
     /// The parameters whose rate or decay is not the optimizer's.
-    pub groups: BTreeMap<String, Group>,
+    pub groups: BTreeMap<String, ParameterGroup>,
 }
 
 impl Model {

@@ -27,7 +27,7 @@ pub use model::{Family, ModelConfig};
 pub use network::Network;
 pub use networking::{Networking, parse_relay};
 pub use reader::{JobError, word_of_others};
-pub use sections::{Checkpointing, Choice, Decay, Eval, OptimizerConfig, ParameterGroup, Planning, Rule, Train};
+pub use sections::{Checkpointing, Choice, Decay, Eval, OptimizerConfig, ParameterGroupConfig, Planning, Rule, Train};
 
 pub use quantity::{parse_period, parse_size};
 pub use testbed::{Known, Testbed, load_profile};

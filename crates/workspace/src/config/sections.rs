@@ -88,12 +88,12 @@ pub struct OptimizerConfig {
     pub min_lr: f64,
     /// Parameters with a rate or a decay of their own. A parameter belongs to the first group that names it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub groups: Vec<ParameterGroup>,
+    pub groups: Vec<ParameterGroupConfig>,
 }
 
 /// `[[train.optimizer.groups]]`: parameters with a rate or a decay of their own.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct ParameterGroup {
+pub struct ParameterGroupConfig {
     /// Names of parameters, in which `*` stands for any text.
     pub parameters: Vec<String>,
     /// Highest learning rate. It warms up and falls as that of the optimizer does. Default: that of the optimizer.
@@ -104,7 +104,7 @@ pub struct ParameterGroup {
     pub weight_decay: Option<f64>,
 }
 
-impl ParameterGroup {
+impl ParameterGroupConfig {
     fn read(section: &Section<'_>) -> Result<Self, JobError> {
         let hint = "write parameters = [\"bias\"], with names of parameters; `*` stands for any text";
         let parameters: Vec<String> =
@@ -335,7 +335,7 @@ impl OptimizerConfig {
             decay: section.choice("decay", &decays)?.unwrap_or(Decay::None),
             decay_steps: section.count("decay_steps", 1)?.unwrap_or(steps),
             min_lr: min_lr.unwrap_or(lr / 10.0),
-            groups: section.tables("groups")?.iter().map(ParameterGroup::read).collect::<Result<_, _>>()?,
+            groups: section.tables("groups")?.iter().map(ParameterGroupConfig::read).collect::<Result<_, _>>()?,
         };
         section.finish()?;
         Ok(optimizer)
