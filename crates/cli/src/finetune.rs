@@ -165,9 +165,12 @@ fn settings(args: &FinetuneArgs) -> Result<Settings, Failure> {
     let batch = parse(&settings)?.train.batch;
     let epochs = args.epochs.unwrap_or(if samples > MANY_SAMPLES { 1 } else { 3 });
     settings.steps = args.steps.unwrap_or_else(|| (epochs * samples as u64).div_ceil(batch as u64).max(1));
+    // How many samples conversations are packed into is an estimate.
+    let about = if matches!(&job.data, Data::Chats(Chats { packing: true, .. })) { "about " } else { "" };
+    let length = format!("{about}{}", counted(samples, "sample"));
     settings.length = match args.steps {
-        Some(_) => format!("{} to train on", counted(samples, "sample")),
-        None => format!("{} of {}", counted(epochs, "epoch"), counted(samples, "sample")),
+        Some(_) => format!("{length} to train on"),
+        None => format!("{} of {length}", counted(epochs, "epoch")),
     };
     settings.every = settings.steps.div_ceil(10);
     Ok(settings)
