@@ -352,7 +352,7 @@ def test_a_model_of_pytorch_comes_back_trained() -> None:
     model = Mean()
     # By name, and with a batch norm, whose statistics stand among the outputs of the exported program.
     fusionllm.export(model, {"x": x[:2], "y": y[:2]}, "mean.pt2")
-    train = {"steps": 80, "batch": 16, "micro_batch": 16, "optimizer": {"name": "sgd", "lr": 0.1}}
+    train = {"steps": 80, "batch": 16, "micro_batch": 16, "optimizer": {"name": "sgd", "lr": 0.02}}
     job = {"model": {"file": "mean.pt2"}, "train": train}
     run = fusionllm.train(job, data={"x": x, "y": y}, peers=2, progress=False)
     before = model.eval()(x, y).item()
