@@ -368,6 +368,38 @@ def test_a_model_of_pytorch_comes_back_trained() -> None:
     assert again.steps[0].val_loss == pytest.approx(model.eval()(x[48:], y[48:]).item(), rel=1e-5)
 
 
+@needs_program
+@needs_torch
+def test_a_moved_run_has_its_data_and_its_model() -> None:
+    import torch
+
+    class Line(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = torch.nn.Linear(3, 1)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.mse_loss(self.line(x), y)
+
+    torch.manual_seed(1)
+    x = torch.randn(16, 3)
+    data = {"x": x, "y": x.sum(dim=1, keepdim=True)}
+    fusionllm.export(Line(), {name: rows[:2] for name, rows in data.items()}, "line.pt2")
+    train = {"steps": 4, "batch": 4, "optimizer": {"name": "sgd", "lr": 0.1}}
+    job = {"model": {"file": "line.pt2"}, "train": train}
+    whole = fusionllm.train(job, data=data, peers=1, run_dir="whole", progress=False)
+    half = fusionllm.train(job, data=data, peers=1, run_dir="half", steps=2, progress=False)
+    weights = half.weights()
+
+    shutil.move("half", "moved")
+    Path("line.pt2").unlink()
+    moved = fusionllm.Run("moved").weights()
+    assert all(np.array_equal(moved[name], weights[name]) for name in weights)
+    run = fusionllm.train(peers=1, steps=4, resume="moved", progress=False)
+    assert run.losses == whole.losses
+    assert not Path("half").exists()
+
+
 class Session:
     """Python in a session of its own, as in a terminal of its own, that trains until it is stopped."""
 

@@ -40,6 +40,8 @@ fn open(path: &Path) -> Result<Graph, Failure> {
             let hint = "give the job that the plan is for, such as the job.toml beside it";
             return Err(Failure::input(format!("{}: this is a plan, not a graph", path.display())).hint(hint));
         }
+        // The kind of the file is told below.
+        Err(e) if e.kind() == std::io::ErrorKind::InvalidData => {}
         Err(e) if !path.is_dir() => {
             let hint =
                 "give a graph file, a .pt2 archive, a job file, a run directory, or a config.json from Hugging Face";

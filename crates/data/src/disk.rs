@@ -68,7 +68,7 @@ fn replace(path: &Path, content: &[u8], options: &OpenOptions) -> Result<(), Dis
     let written = (|| {
         let mut file = options.open(&partial)?;
         file.write_all(content)?;
-        file.sync_all()?;
+        flush(&file)?;
         drop(file);
         fs::rename(&partial, path)
     })();
@@ -94,12 +94,36 @@ pub fn write_private(path: &Path, content: &[u8]) -> Result<(), DiskError> {
     written.map_err(DiskError::at(path, "written"))
 }
 
-/// Flushes a directory to the disk, so that new and renamed files survive a power cut. It does nothing outside Unix.
+/// Flushes a file to the disk, where the file system can do that: [`cannot_flush`].
+pub fn flush(file: &File) -> io::Result<()> {
+    file.sync_all().or_else(|e| if is_refusal(&e) { Ok(()) } else { Err(e) })
+}
+
+/// Flushes a directory to the disk, so that new and renamed files survive a power cut, where the file system can do that:
+/// [`cannot_flush`]. It does nothing outside Unix.
 pub fn sync_directory(directory: &Path) -> Result<(), DiskError> {
-    if cfg!(unix) {
-        let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
-        let synced = File::open(directory).and_then(|d| d.sync_all());
-        synced.map_err(DiskError::at(directory, "written"))?;
+    match synced(directory) {
+        Err(e) if !is_refusal(&e) => Err(DiskError::at(directory, "written")(e)),
+        _ => Ok(()),
     }
-    Ok(())
+}
+
+/// The reason why a directory cannot be flushed to the disk: its file system does not do that, as some over a network
+/// and in user space do not, or this user may not open it. After a power cut, files there may be missing or damaged.
+pub fn cannot_flush(directory: &Path) -> Option<io::Error> {
+    synced(directory).err().filter(is_refusal)
+}
+
+fn synced(directory: &Path) -> io::Result<()> {
+    if cfg!(not(unix)) {
+        return Ok(());
+    }
+    let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
+    File::open(directory)?.sync_all()
+}
+
+/// Whether a system refuses to flush a file, and does not fail to.
+fn is_refusal(error: &io::Error) -> bool {
+    use io::ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
+    matches!(error.kind(), InvalidInput | Unsupported | PermissionDenied)
 }

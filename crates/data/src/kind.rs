@@ -47,6 +47,8 @@ pub enum Role {
     Tensors,
     /// A model that `torch.export.save` wrote.
     Archive,
+    /// A job, a testbed or another file of settings.
+    Settings,
 }
 
 impl fmt::Display for Role {
@@ -55,6 +57,7 @@ impl fmt::Display for Role {
             Self::Text => "text",
             Self::Tensors => "a safetensors file",
             Self::Archive => "a model that torch.export.save wrote",
+            Self::Settings => "a file of settings",
         })
     }
 }
@@ -129,7 +132,7 @@ impl FileKind {
         }
         let mut found = BEGINNINGS.iter().filter(begins).map(|(_, _, name, holds)| Self { name, holds: *holds });
         let own = |kind: &Self| match role {
-            Role::Text => !is_text || matches!(kind.holds, Pointer | Document),
+            Role::Text | Role::Settings => !is_text || matches!(kind.holds, Pointer | Document),
             Role::Tensors => true,
             Role::Archive => kind.holds != Zip,
         };
@@ -183,6 +186,9 @@ impl FileKind {
             (_, Role::Text) => "leave it out of [data], which takes texts in UTF-8".into(),
             (_, Role::Tensors) => "name a safetensors file".into(),
             (_, Role::Archive) => "name a file that torch.export.save wrote".into(),
+            (Zip, Role::Settings) => "a job names a model: write file = \"PATH\" in its [model]".into(),
+            (Weights, Role::Settings) => "a job names weights: write weights = \"PATH\" in its [model]".into(),
+            (_, Role::Settings) => "give a text file in TOML; `docs/job.md` has the settings of a job".into(),
         }
     }
 }

@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 use fusionllm_graph::units::counted;
 use fusionllm_graph::{Advice, DType, GraphError, HostTensor, TensorType};
 
-pub use disk::{DiskError, sync_directory, write_atomic, write_private, write_private_atomic};
+pub use disk::{DiskError, cannot_flush, flush, sync_directory, write_atomic, write_private, write_private_atomic};
 pub use images::{CLASSES as CIFAR10_CLASSES, SIDE as IMAGE_SIZE};
 pub use kind::{FileKind, Role};
 pub use options::{Chats, Cifar10, Data, Documents, OnError, Tensors, Text, TrainOn, Validation};

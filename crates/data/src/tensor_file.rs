@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use fusionllm_graph::{HostTensor, TensorType};
 use safetensors::tensor::{Metadata, TensorInfo};
 
-use super::DiskError;
 use super::weights::stored_dtype;
+use super::{DiskError, flush};
 
 /// A safetensors file whose header is written.
 #[derive(Debug)]
@@ -75,7 +75,7 @@ impl TensorFile {
 
     /// Flushes the file to the disk.
     pub fn sync(&self) -> Result<(), DiskError> {
-        self.file.sync_all().map_err(DiskError::at(&self.path, "written"))
+        flush(&self.file).map_err(DiskError::at(&self.path, "written"))
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{BufReader, Read, Seek};
+use std::io::{BufReader, Read, Seek, Write};
 use std::path::Path;
 
 use crate::error::{ImportError, StateError};
@@ -15,6 +15,9 @@ use fusionllm_graph::{DType, HostTensor, StateTensor, TensorType};
 
 /// The largest JSON member. Graphs of models with thousands of layers are smaller.
 const MAX_JSON_BYTES: u64 = 256 << 20;
+
+/// The largest member whose size has a place in the records of a zip file that are always there.
+const MAX_SMALL_MEMBER: usize = u32::MAX as usize - 1;
 
 /// A file or another source of bytes.
 trait Source: Read + Seek + Send {}
@@ -234,12 +237,46 @@ impl Archive {
         if let Some(tensor) = self.replaced(stored)? {
             return Ok(tensor);
         }
+        if !self.zip.has(&stored.member) {
+            let names = self.weights.iter().filter(|(_, same)| *same == stored);
+            let name = names.map(|(name, _)| name.as_str()).next().unwrap_or(&stored.member).to_owned();
+            return Err(ImportError::Absent { archive: self.name.clone(), tensor: name });
+        }
         let bytes = member(&self.name, &mut self.zip, &stored.member, u64::MAX)?;
         self.read = self.read.saturating_add(bytes.len() as u64);
         if self.read > self.zip.length().max(1 << 20).saturating_mul(4) {
             return Err(self.damaged(&stored.member, "the archive's members overlap".into()));
         }
         stored.tensor(bytes).map_err(|reason| self.damaged(&stored.member, reason))
+    }
+
+    /// Writes the archive without the content of these tensors of the `state_dict`, which another file has.
+    ///
+    /// # Errors
+    ///
+    /// The archive is damaged, or the result cannot be written.
+    pub(crate) fn write_without(
+        &mut self,
+        absent: impl Fn(&str) -> bool,
+        to: impl Write + Seek,
+    ) -> Result<(), ImportError> {
+        let of_state: BTreeSet<&str> = self.weights.values().map(|stored| stored.member.as_str()).collect();
+        let present = self.weights.iter().filter(|(name, _)| !absent(name)).map(|(_, stored)| stored);
+        let needed: BTreeSet<&str> = present.chain(self.constants.values()).map(|s| s.member.as_str()).collect();
+        let stays = |name: &&str| !of_state.contains(name) || needed.contains(name);
+        let names: Vec<String> = self.zip.names().filter(stays).map(str::to_owned).collect();
+        let unwritten = |e: std::io::Error| ImportError::State(e.into());
+        let mut writer = ::zip::ZipWriter::new(to);
+        for name in names {
+            let bytes = member(&self.name, &mut self.zip, &name, u64::MAX)?;
+            let options = ::zip::write::SimpleFileOptions::default()
+                .compression_method(::zip::CompressionMethod::Stored)
+                .large_file(bytes.len() > MAX_SMALL_MEMBER);
+            writer.start_file(name, options).map_err(|e| unwritten(e.into()))?;
+            writer.write_all(&bytes).map_err(unwritten)?;
+        }
+        writer.finish().map_err(|e| unwritten(e.into()))?;
+        Ok(())
     }
 
     /// The bytes of tensors that were read so far.

@@ -27,6 +27,14 @@ pub enum ImportError {
         /// The damage.
         reason: String,
     },
+    /// The archive does not have the content of a tensor.
+    #[error("{archive}: it does not have the content of `{tensor}`")]
+    Absent {
+        /// The archive.
+        archive: String,
+        /// The tensor's name in the module's `state_dict`, or that of its member.
+        tensor: String,
+    },
     /// A tensor has elements of a type that the importer does not support.
     #[error("{archive}: `{tensor}`: {reason}")]
     ElementType {
@@ -110,6 +118,7 @@ impl Advice for ImportError {
         Some(match self {
             Self::Unreadable { .. } => "check the path, and that you may read the file".into(),
             Self::Damaged { .. } => "save the model again with torch.export.save of PyTorch 2.9 or later".into(),
+            Self::Absent { .. } => "name the file that torch.export.save wrote: --set model.file=PATH".into(),
             Self::ElementType { .. } => {
                 "convert the tensor before the export: complex numbers to two real tensors with \
                                          `.real` and `.imag`, others with `.to(torch.float32)` or `.to(torch.int64)`"

@@ -1,6 +1,7 @@
 //! The translation of an archive into a graph.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io::{Seek, Write};
 
 use fusionllm_graph::{DType, Graph, HostTensor, Op, TensorType, ValueId};
 
@@ -107,6 +108,21 @@ impl Archive {
         let (stored, dtype) = found.ok_or_else(|| missing(&format!("the model has no tensor {name:?}")))?;
         let tensor = self.tensor(&stored)?;
         tensor.cast(dtype).map_err(|source| ImportError::Graph { archive: self.name.clone(), source })
+    }
+
+    /// Writes the archive without the content of the model's parameters, trained or not.
+    ///
+    /// # Errors
+    ///
+    /// The archive is damaged, or the result cannot be written.
+    pub fn write_without_parameters(&mut self, imported: &Imported, to: impl Write + Seek) -> Result<(), ImportError> {
+        let graph = &imported.graph;
+        let parameters: BTreeSet<&str> =
+            graph.parameters().chain(graph.frozen()).map(|v| graph.value(v).name.as_str()).collect();
+        let is_parameter = |name: &str| {
+            parameters.contains(name) || imported.tied.get(name).is_some_and(|own| parameters.contains(own.as_str()))
+        };
+        self.write_without(is_parameter, to)
     }
 }
 

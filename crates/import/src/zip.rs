@@ -138,6 +138,11 @@ impl<S: Read + Seek> Zip<S> {
         self.members.keys().map(String::as_str)
     }
 
+    /// Whether there is a member of this name.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.members.contains_key(name)
+    }
+
     /// The content of a member. Fails if it has more than `limit` bytes.
     pub(crate) fn read(&mut self, name: &str, limit: u64) -> Result<Vec<u8>, String> {
         let member = *self.members.get(name).ok_or("it does not exist")?;

@@ -139,6 +139,7 @@ impl Advice for NodeError {
             Self::BrokerUnreachable(ConnectError::NobodyListens(_)) => {
                 "the run has ended, or its broker does not run at present; its owner knows, and goes on with it by --resume"
             }
+            Self::BrokerUnreachable(ConnectError::NoAnswer { obstacle: Some(obstacle), .. }) => obstacle,
             Self::BrokerUnreachable(ConnectError::NoAnswer { .. }) => {
                 "the run may have ended: its owner knows. If it goes on, look for a firewall that blocks UDP between the two: \
                  `fusionllm doctor` with the ticket"

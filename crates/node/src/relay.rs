@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 
 use data_encoding::BASE32_NOPAD;
-use fusionllm_data::DiskError;
+use fusionllm_data::{DiskError, flush};
 use fusionllm_transport::relay::{RelayOptions, serve};
 use fusionllm_transport::{Allowed, RelayUrl, Secret};
 
@@ -107,7 +107,7 @@ fn write_private(path: &Path, text: &str) -> io::Result<()> {
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
     let mut file = options.open(path)?;
     file.write_all(text.as_bytes())?;
-    file.sync_all()
+    flush(&file)
 }
 
 #[cfg(test)]

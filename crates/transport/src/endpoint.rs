@@ -23,6 +23,7 @@ use crate::discovery;
 use crate::frame::ALPN;
 use crate::key::{PeerAddr, PeerKey, RelayUrl};
 use crate::lane::Lane;
+use crate::obstacle::obstacle_to;
 use crate::opening::open;
 use crate::options::{Allowed, EndpointOptions, Relay};
 use crate::pinned::Pinned;
@@ -52,6 +53,8 @@ pub enum ConnectError {
         addr: PeerAddr,
         /// The time spent.
         after: Duration,
+        /// What keeps packets of this machine from there, with advice: [`obstacle_to`].
+        obstacle: Option<String>,
     },
     /// The machines at all addresses of the peer say that nobody listens there. See
     /// [`nobody_listens`](crate::nobody_listens).
@@ -381,7 +384,7 @@ impl Endpoint {
         let after = self.0.connect_timeout;
         match tokio::time::timeout(after, opening).await {
             Ok(result) => result,
-            Err(_) => Err(ConnectError::NoAnswer { addr: to.clone(), after }),
+            Err(_) => Err(self.silence(to)),
         }
     }
 
@@ -398,6 +401,10 @@ impl Endpoint {
         self.0.quic.close().await;
     }
 
+    fn silence(&self, to: &PeerAddr) -> ConnectError {
+        ConnectError::NoAnswer { addr: to.clone(), after: self.0.connect_timeout, obstacle: obstacle_to(to) }
+    }
+
     fn refusal(&self, to: &PeerAddr, error: QuicConnectError) -> ConnectError {
         let text = format!("{error:#}");
         if let QuicConnectError::Connect { source, .. } = &error {
@@ -410,9 +417,7 @@ impl Endpoint {
             };
         }
         match quic_error(&error) {
-            Some(ConnectionError::TimedOut) => {
-                ConnectError::NoAnswer { addr: to.clone(), after: self.0.connect_timeout }
-            }
+            Some(ConnectionError::TimedOut) => self.silence(to),
             Some(ConnectionError::ConnectionClosed(close))
                 if u64::from(close.error_code) == NO_APPLICATION_PROTOCOL =>
             {

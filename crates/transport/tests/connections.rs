@@ -351,7 +351,7 @@ async fn errors_name_the_peer_that_cannot_be_reached() {
     let silent = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     let addr = PeerAddr::new(nobody.key, vec![silent.local_addr().unwrap()]);
     let error = hasty.connect(&addr).await.unwrap_err();
-    assert_eq!(error, ConnectError::NoAnswer { addr, after: within });
+    assert_eq!(error, ConnectError::NoAnswer { addr, after: within, obstacle: None });
 }
 
 #[tokio::test]

@@ -24,15 +24,21 @@ fn shifted(train: &str) -> (tempfile::TempDir, PathBuf) {
 
 fn exported(name: &str, train: &str) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
-    write_samples(&dir.path().join("samples.safetensors"));
     let archive = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/zoo").join(name).canonicalize().unwrap();
+    let path = exported_at(dir.path(), &archive, train);
+    (dir, path)
+}
+
+/// Writes samples into `directory`, and a job that trains the model of an archive on them.
+pub(super) fn exported_at(directory: &Path, archive: &Path, train: &str) -> PathBuf {
+    write_samples(&directory.join("samples.safetensors"));
     let job = format!(
         "[model]\nfile = {archive:?}\n[data]\nkind = \"tensors\"\nfiles = [\"samples.safetensors\"]\nvalidation = 0.5\n\
          [eval]\nevery = 1\n[train]\nsteps = 2\n{train}\n"
     );
-    let path = dir.path().join("job.toml");
+    let path = directory.join("job.toml");
     fs::write(&path, job).unwrap();
-    (dir, path)
+    path
 }
 
 /// Regression: the report had an accuracy of 1387 %, and samples under the name of targets.

@@ -10,6 +10,7 @@ mod graph;
 mod help;
 mod imported;
 mod offload;
+mod places;
 mod plan;
 mod run;
 mod runs;

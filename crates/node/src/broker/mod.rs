@@ -36,6 +36,7 @@ use fusionllm_protocol::{EvalSchedule, Roster, Run, RunOptions, RunSettings, Tra
 use fusionllm_transport::{Endpoint, EndpointOptions, PeerKey, Relay};
 use fusionllm_workbench::model::{Origin, models};
 use fusionllm_workspace::config::{Choice, Job, Network, Train};
+use fusionllm_workspace::run_dir::GRAPH;
 use links::{Links, call_back};
 use local::{Children, LocalPeers};
 pub use observer::Observer;
@@ -117,6 +118,8 @@ pub async fn conduct(
         move |event| drop(events.send(Incoming::Keeper(event)))
     };
     let mut store = Store::open(directory.as_deref(), resume, left.as_ref(), subject, frozen, &job, keeper_events)?;
+    origin.keep_graph(&store.directory().join(GRAPH))?;
+    store.take_notes().into_iter().for_each(|text| note(observer, text));
     // Processes of this machine need no relay.
     let relay = if joiners { job.network.relay.clone() } else { Relay::None };
     let pinned = matches!(peers, Peers::Emulated { .. });

@@ -241,6 +241,7 @@ fn nat(own: &[SocketAddr], by_relay: &[SocketAddr], by_broker: Option<SocketAddr
 
 fn unreachable(e: &NodeError, has_relay: bool) -> Problem {
     let advice = match e {
+        NodeError::BrokerUnreachable(ConnectError::NoAnswer { obstacle: Some(obstacle), .. }) => obstacle,
         NodeError::BrokerUnreachable(ConnectError::NoAnswer { .. }) if has_relay => {
             "check that the broker still runs and uses the relay of the ticket"
         }

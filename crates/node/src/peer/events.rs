@@ -24,7 +24,7 @@ pub(super) enum Event {
     /// A neighbour was reached.
     Linked { generation: u32, member: MemberId, connection: Connection, lanes: Lanes },
     /// A neighbour should have connected by now.
-    Overdue { generation: u32, member: MemberId },
+    Overdue { generation: u32, member: MemberId, obstacle: Option<String> },
     /// The computing thread has loaded a tensor.
     Loaded { generation: u32, key: TensorKey, shelved: bool },
     /// A member cannot be reached, or does not have what it should have.

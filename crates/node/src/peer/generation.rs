@@ -8,7 +8,7 @@ use fusionllm_exec::Coder;
 use fusionllm_graph::{Advice, HostTensor};
 use fusionllm_program::{PASSES_IN_FLIGHT, PassKind, PeerId, TensorKey, Verdict};
 use fusionllm_protocol::{Assignment, ComputeCommand, Inbox, MemberId, PeerHello};
-use fusionllm_transport::{Connection, DisconnectReason, Lanes, PeerAddr, Receiver};
+use fusionllm_transport::{Connection, DisconnectReason, Lanes, PeerAddr, Receiver, obstacle_to};
 use tokio::sync::oneshot;
 use tokio::task::{AbortHandle, JoinSet};
 
@@ -183,7 +183,7 @@ impl Generation {
             self.tasks.spawn(async move {
                 if !dials {
                     tokio::time::sleep(CONNECT_TIMEOUT).await;
-                    return shared.send(Event::Overdue { generation, member });
+                    return shared.send(Event::Overdue { generation, member, obstacle: obstacle_to(&to) });
                 }
                 let hello = PeerHello::Exchange { generation };
                 shared.send(match dial(&shared.endpoint, &to, &hello, CONNECT_TIMEOUT).await {

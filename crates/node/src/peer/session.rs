@@ -138,9 +138,9 @@ impl Session {
             Event::Greeted { connection, hello: PeerHello::Restarted, .. } => self.called_back(&connection)?,
             Event::Greeted { connection, lanes, hello, place } => self.greeted(connection, lanes, hello, place),
             Event::Linked { generation, member, connection, lanes } => self.link(member, generation, connection, lanes),
-            Event::Overdue { generation, member } => {
-                let reason = "it did not connect; check that no firewall keeps UDP between the two".into();
-                self.follower.overdue(generation, member, reason)
+            Event::Overdue { generation, member, obstacle } => {
+                let advice = obstacle.as_deref().unwrap_or("check that no firewall keeps UDP between the two");
+                self.follower.overdue(generation, member, format!("it did not connect; {advice}"))
             }
             Event::Loaded { generation, key, shelved } => {
                 if shelved {

@@ -1,6 +1,7 @@
 //! Models from PyTorch's `torch.export`.
 
 use std::collections::BTreeMap;
+use std::io::Cursor;
 use std::path::Path;
 
 use fusionllm_backend::{Backend, BackendError, open};
@@ -117,6 +118,17 @@ impl ImportedModel {
             write_tensors(&directory.join("constants.safetensors"), &graph.constants)?;
         }
         Ok(write_atomic(&file, graph.to_json()?.as_bytes())?)
+    }
+
+    /// Writes the archive without the content of the model's parameters.
+    ///
+    /// # Errors
+    ///
+    /// The archive is damaged, or the disk fails.
+    pub fn write_graph(&mut self, path: &Path) -> Result<(), WorkbenchError> {
+        let mut bytes = Cursor::new(Vec::new());
+        self.archive.write_without_parameters(&self.imported, &mut bytes)?;
+        Ok(write_atomic(path, bytes.get_ref())?)
     }
 
     /// The archive.

@@ -1,6 +1,7 @@
 //! The files and the seed that a model starts from.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fusionllm_data::weights::Weights;
@@ -43,7 +44,11 @@ impl Origin {
     /// Opens the files that a job names, and returns notes about them. Files of weights must be of the job's model if
     /// the run is `new`.
     pub fn open(job: &Job, model: &Model, new: bool) -> Result<(Self, Vec<String>), WorkbenchError> {
-        let weights = job.model.weights.as_deref();
+        let needed = new || model.forward.frozen().next().is_some();
+        let weights = job.model.weights.as_deref().filter(|path| needed || path.exists());
+        if let Some(path) = weights.filter(|path| !new && !path.exists()) {
+            return Err(gone(path));
+        }
         let (mut files, mut archive, mut notes) = (Vec::new(), None, Vec::new());
         if let Family::Imported { file, loss } = &job.model.family {
             let imported = open_imported(file, weights, loss.as_deref(), model.micro_batch)?;
@@ -70,6 +75,9 @@ impl Origin {
     /// graph.
     pub fn of_network(network: &Network, graph: &Graph) -> Result<Self, WorkbenchError> {
         let weights = network.weights.as_deref();
+        if let Some(path) = weights.filter(|path| !path.exists()) {
+            return Err(gone(path));
+        }
         if let Family::Imported { file, loss } = &network.family {
             let imported = open_imported(file, weights, loss.as_deref(), network.micro_batch)?;
             return Ok(Self { files: Vec::new(), archive: Some(Mutex::new(imported)) });
@@ -77,6 +85,19 @@ impl Origin {
         let state = state(&network.family, graph, &BTreeSet::new());
         let weights = weights.map(Weights::open).transpose()?;
         Ok(Self { files: weights.map(|weights| StateFile::new(weights, &state)).into_iter().collect(), archive: None })
+    }
+
+    /// Writes the archive of an imported model to a file of its run, without its parameters, which checkpoints have. So the
+    /// run goes on where the archive is gone.
+    ///
+    /// # Errors
+    ///
+    /// The archive can no longer be read, or the disk fails.
+    pub fn keep_graph(&self, path: &Path) -> Result<(), WorkbenchError> {
+        match &self.archive {
+            Some(archive) if !path.exists() => locked(archive).write_graph(path),
+            _ => Ok(()),
+        }
     }
 
     /// A digest of a graph's frozen parameters, as the files have them. `None` if there are none.
@@ -127,6 +148,14 @@ impl Origin {
         let archive = self.archive.as_ref().map(|archive| locked(archive)).filter(|archive| archive.has(&value.name));
         archive.map(|mut archive| archive.initial(value)).transpose()
     }
+}
+
+/// The error for weights that a run started from and still needs.
+fn gone(path: &Path) -> WorkbenchError {
+    WorkbenchError::input_with_hint(
+        format!("{}: the weights that the run started from are not there", path.display()),
+        "put them back; a run goes on with them from elsewhere with --resume RUN --set model.weights=PATH",
+    )
 }
 
 fn locked(archive: &Mutex<ImportedModel>) -> MutexGuard<'_, ImportedModel> {

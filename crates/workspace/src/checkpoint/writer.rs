@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use fusionllm_data::{DiskError, TensorFile, sync_directory};
+use fusionllm_data::{DiskError, TensorFile, flush, sync_directory};
 use fusionllm_graph::units::counted;
 use fusionllm_graph::{HostTensor, TensorType};
 
@@ -139,7 +139,7 @@ impl CheckpointWriter {
         let path = self.partial()?.join(name);
         let written = File::create(&path).and_then(|mut file| {
             file.write_all(content)?;
-            file.sync_all()
+            flush(&file)
         });
         written.map_err(DiskError::at(&path, "written"))?;
         self.extra.insert(name.to_owned(), blake3::hash(content).to_hex().to_string());
@@ -178,7 +178,7 @@ impl CheckpointWriter {
         let path = partial.join(MANIFEST);
         let written = File::create(&path).and_then(|mut file| {
             file.write_all(&serde_json::to_vec_pretty(&manifest)?)?;
-            file.sync_all()
+            flush(&file)
         });
         written.map_err(DiskError::at(&path, "written"))?;
         sync_directory(&partial)?;

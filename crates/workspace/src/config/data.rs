@@ -23,7 +23,7 @@ pub(super) struct ModelFacts {
 impl ModelFacts {
     pub(super) fn of(model: &Section<'_>, files: &Files) -> Result<Self, JobError> {
         let images = FamilyName::read(model)? == Some(FamilyName::Resnet);
-        Ok(Self { images, folder: model.peek("path").map(|written| files.at(written)) })
+        Ok(Self { images, folder: model.peek("path").map(|written| files.at(model, "path", written)) })
     }
 }
 
@@ -257,7 +257,7 @@ fn tokenizer(section: &Section<'_>, files: &Files, model: &ModelFacts) -> Result
     if let Some(known) = Tokenizer::of_name(written) {
         return Ok(known);
     }
-    let path = files.at(written);
+    let path = files.at(section, KEY, written);
     if !path.exists() {
         let message = format!("`data.tokenizer` cannot be \"{written}\": {} is not there", path.display());
         return Err(section.error(KEY, message, suggest(written, &names, lead)));

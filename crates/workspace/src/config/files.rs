@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use glob::MatchOptions;
 
 use super::reader::{JobError, Section};
+use crate::run_dir::WRITTEN_IN;
 
 /// The settings of a model in a Hugging Face folder.
 pub(super) const CONFIG: &str = "config.json";
@@ -12,31 +13,82 @@ pub(super) const CONFIG: &str = "config.json";
 /// The directory at which relative paths start.
 pub(super) struct Files {
     directory: PathBuf,
+    /// If a run wrote the job file: the directory that the run had then, and the one that it has.
+    run: Option<[PathBuf; 2]>,
 }
 
 impl From<&Path> for Files {
     fn from(directory: &Path) -> Self {
         // Without a working directory the paths stay relative. The files are then reported as missing.
         let directory = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
-        Self { directory }
+        Self { directory, run: None }
     }
 }
 
 impl Files {
-    /// The path that a setting names, whether it exists or not.
-    pub(super) fn named(&self, section: &Section<'_>, key: &'static str) -> Result<Option<PathBuf>, JobError> {
-        Ok(section.path(key)?.map(|written| self.at(written)))
+    /// The files of a job in a directory. `top` is the top of the job.
+    pub(super) fn of_job(directory: &Path, top: &Section<'_>) -> Result<Self, JobError> {
+        let mut files = Self::from(directory);
+        let written = if top.has(WRITTEN_IN) { top.path(WRITTEN_IN)? } else { None };
+        // A checkpoint is at RUN/checkpoints/step-N.
+        let up = if files.directory.join("manifest.json").exists() { 2 } else { 0 };
+        let now = files.directory.ancestors().nth(up).unwrap_or(&files.directory);
+        files.run = written.map(|written| [PathBuf::from(written), now.to_owned()]);
+        Ok(files)
     }
 
-    /// The path of a file that is written in the job file.
-    pub(super) fn at(&self, written: &str) -> PathBuf {
-        self.directory.join(written)
+    /// Whether the job file is that of a run. What its checkpoints have may then be missing elsewhere.
+    pub(super) fn of_run(&self) -> bool {
+        self.run.is_some()
+    }
+
+    /// The path that a setting names, whether it exists or not.
+    pub(super) fn named(&self, section: &Section<'_>, key: &'static str) -> Result<Option<PathBuf>, JobError> {
+        Ok(section.path(key)?.map(|written| self.at(section, key, written)))
+    }
+
+    /// The path of a file that a setting names as `written`.
+    pub(super) fn at(&self, section: &Section<'_>, key: &str, written: &str) -> PathBuf {
+        self.here(section, key).as_ref().unwrap_or(self).find(written)
+    }
+
+    /// The files of the working directory, for a setting of a run's job that comes from the command line: whoever types it
+    /// does not see the run's job file.
+    fn here(&self, section: &Section<'_>, key: &str) -> Option<Self> {
+        (self.of_run() && section.is_overridden(key)).then(|| Self::from(Path::new(".")))
+    }
+
+    /// Files of a run go where the run goes. Other files are looked for where they were, and then where they are if they
+    /// were moved together with the run.
+    fn find(&self, written: &str) -> PathBuf {
+        let path = self.directory.join(written);
+        let Some([old, now]) = self.run.as_ref().filter(|[old, now]| old != now) else { return path };
+        match moved(&path, old, now) {
+            Some(moved) if (path.starts_with(old) || !path.exists()) && moved.exists() => moved,
+            _ => path,
+        }
+    }
+
+    /// The file that a setting names, or the file `own` that the run keeps of it, if that file is gone.
+    pub(super) fn one_or_own(
+        &self,
+        section: &Section<'_>,
+        key: &'static str,
+        own: &str,
+    ) -> Result<Option<PathBuf>, JobError> {
+        self.one(section, key).or_else(|error| {
+            let own = self.run.as_ref().map(|[_, now]| now.join(own)).filter(|own| own.is_file());
+            own.map(Some).ok_or(error)
+        })
     }
 
     /// The existing file that a setting names.
     pub(super) fn one(&self, section: &Section<'_>, key: &'static str) -> Result<Option<PathBuf>, JobError> {
+        if let Some(here) = self.here(section, key) {
+            return here.one(section, key);
+        }
         let Some(written) = section.path(key)? else { return Ok(None) };
-        let path = self.directory.join(written);
+        let path = self.find(written);
         if path.is_file() {
             return Ok(Some(path));
         }
@@ -50,16 +102,24 @@ impl Files {
 
     /// The existing file or folder that a setting names.
     pub(super) fn file_or_folder(&self, section: &Section<'_>, key: &'static str) -> Result<Option<PathBuf>, JobError> {
-        match section.path(key)?.map(|written| self.directory.join(written)) {
+        if let Some(here) = self.here(section, key) {
+            return here.file_or_folder(section, key);
+        }
+        match section.path(key)?.map(|written| self.find(written)) {
             Some(path) if path.is_dir() => Ok(Some(path)),
+            // Whether they are needed shows where they are read.
+            Some(path) if self.of_run() && !path.exists() => Ok(Some(path)),
             _ => self.one(section, key),
         }
     }
 
     /// The Hugging Face folder that a setting names.
     pub(super) fn folder(&self, section: &Section<'_>, key: &'static str) -> Result<Option<PathBuf>, JobError> {
+        if let Some(here) = self.here(section, key) {
+            return here.folder(section, key);
+        }
         let Some(written) = section.path(key)? else { return Ok(None) };
-        let path = self.directory.join(written);
+        let path = self.find(written);
         if path.join(CONFIG).is_file() {
             return Ok(Some(path));
         }
@@ -75,6 +135,9 @@ impl Files {
 
     /// The files that a setting's paths and patterns match, each file once. They are sorted within each pattern.
     pub(super) fn many(&self, section: &Section<'_>, key: &'static str) -> Result<Option<Vec<PathBuf>>, JobError> {
+        if let Some(here) = self.here(section, key) {
+            return here.many(section, key);
+        }
         let Some(patterns) = section.texts(key, &paths(key))? else { return Ok(None) };
         let mut files = Vec::new();
         for written in patterns {
@@ -96,10 +159,13 @@ impl Files {
         key: &'static str,
         extension: &str,
     ) -> Result<Option<Vec<PathBuf>>, JobError> {
+        if let Some(here) = self.here(section, key) {
+            return here.many_within(section, key, extension);
+        }
         let Some(written) = section.texts(key, &paths(key))? else { return Ok(None) };
         let mut files = Vec::new();
         for text in written {
-            let pattern = match self.directory.join(text).is_dir() {
+            let pattern = match self.find(text).is_dir() {
                 true => format!("{}/*.{extension}", text.trim_end_matches('/')),
                 false => text.to_owned(),
             };
@@ -116,7 +182,7 @@ impl Files {
 
     fn matches(&self, section: &Section<'_>, key: &str, written: &str) -> Result<Vec<PathBuf>, JobError> {
         // A file whose name looks like a pattern is taken as that file.
-        let literal = self.directory.join(written);
+        let literal = self.find(written);
         if literal.is_file() {
             return Ok(vec![literal]);
         }
@@ -139,7 +205,7 @@ impl Files {
 
     fn missing(&self, section: &Section<'_>, key: &str, written: &str) -> JobError {
         let name = section.full_name(key);
-        let path = self.directory.join(written);
+        let path = self.find(written);
         if path.is_dir() {
             let within = written.trim_end_matches('/');
             let message = format!("`{name}`: \"{written}\" is a directory");
@@ -181,6 +247,15 @@ impl Files {
         let nearest = names.max_by(|(a, _), (b, _)| a.total_cmp(b));
         nearest.filter(|(likeness, _)| *likeness >= MIN_LIKENESS).map(|(_, name)| name)
     }
+}
+
+/// The place of `path` after a directory was moved from `old` to `new`, together with what is around it. `None` if there
+/// is none.
+fn moved(path: &Path, old: &Path, new: &Path) -> Option<PathBuf> {
+    let common = path.components().zip(old.components()).take_while(|(a, b)| a == b).count();
+    let up = old.components().count() - common;
+    let around = new.ancestors().nth(up)?;
+    Some(around.join(path.components().skip(common).collect::<PathBuf>()))
 }
 
 /// The minimum Jaro-Winkler similarity of a path that is suggested. All paths in a directory are somewhat alike.

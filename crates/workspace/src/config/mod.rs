@@ -129,7 +129,7 @@ impl Job {
             root.set(setting)?;
         }
         let top = Section::top(&root);
-        let files = Files::from(directory);
+        let files = Files::of_job(directory, &top)?;
         let sections = Sections { model: top.section("model")?, data: top.section("data")? };
         let lora = top.section("lora")?;
         let train = top.section("train")?;

@@ -14,6 +14,7 @@ use super::files::{CONFIG, Files};
 use super::lora::patterns;
 use super::reader::{self, JobError, Json, NULL, Node, Section};
 use super::{divisors, nearest_divisor};
+use crate::run_dir::GRAPH;
 
 /// The network, and the weights that it starts from.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -167,7 +168,7 @@ impl ModelConfig {
             FamilyName::Decoder => Family::Decoder(Box::new(read_decoder(section, data, published.as_ref())?)),
             FamilyName::Resnet => Family::Resnet(read_resnet(section)?),
             FamilyName::Imported => {
-                let file = files.one(section, "file")?;
+                let file = files.one_or_own(section, "file", GRAPH)?;
                 let loss = section.position_or_name("loss")?;
                 section.finish()?;
                 let file = file.ok_or_else(|| {

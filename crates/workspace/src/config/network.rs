@@ -85,8 +85,8 @@ impl Network {
         for name in ["plan", "compression", "checkpoint", "eval", "network"] {
             top.section(name)?;
         }
+        let files = Files::of_job(path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")), &top)?;
         top.finish()?;
-        let files = Files::from(path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")));
         let data = data::without_files(&data, &files, ModelFacts::of(&model, &files)?)?;
         let family = ModelConfig::read_family(&model, &files, &data)?;
         let micro_batch = Train::read(&train, None)?.micro_batch.value;

@@ -4,6 +4,7 @@
 //! runs/0001/
 //!   job.toml         the job, with every default filled in
 //!   tokenizer/       the files of the job's tokenizer, if it has any
+//!   graph.pt2        the archive of an imported model without its parameters, which checkpoints have
 //!   plan.json        the operators of each peer
 //!   ticket           what joiners need, while the run goes on
 //!   owner-ticket     what `status` and `kick` need, while the run goes on
@@ -34,7 +35,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use best::best_checkpoint;
-use fusionllm_data::{ChatTemplate, DiskError, Tokenizer, write_atomic, write_private, write_private_atomic};
+use fusionllm_data::{
+    ChatTemplate, DiskError, Tokenizer, cannot_flush, write_atomic, write_private, write_private_atomic,
+};
 use fusionllm_events::{StepMetrics, Timed};
 use fusionllm_graph::Advice;
 pub use listing::{BrokenRun, RunOverview, RunState, Runs, list_runs};
@@ -60,6 +63,8 @@ pub struct RunDir {
     tensorboard: TensorBoard,
     /// If the run is new: the directories that were made for it, the innermost first.
     made: Option<Vec<PathBuf>>,
+    /// What the file system does not do.
+    notes: Vec<String>,
 }
 
 /// The time after which whoever only looked whether a run goes on has surely given its lock back.
@@ -67,6 +72,10 @@ const LISTING: Duration = Duration::from_millis(50);
 
 /// The folder with the files of a run's tokenizer.
 pub const TOKENIZER: &str = "tokenizer";
+/// The archive of a run's imported model, without its parameters.
+pub const GRAPH: &str = "graph.pt2";
+/// The key of the directory that a run had when it wrote a job file.
+pub(crate) const WRITTEN_IN: &str = "written_in";
 const JOB: &str = "job.toml";
 const PLAN: &str = "plan.json";
 const TICKET: &str = "ticket";
@@ -152,7 +161,7 @@ impl RunDir {
         let job_path = path.join(JOB);
         // If two processes race, only one of them creates the file.
         match OpenOptions::new().write(true).create_new(true).open(&job_path) {
-            Ok(mut file) => file.write_all(job.as_bytes()).map_err(|e| {
+            Ok(mut file) => file.write_all(written_in(&path, job).as_bytes()).map_err(|e| {
                 // A run with half a job would look like a run, so the file is removed.
                 let _ = fs::remove_file(&job_path);
                 DiskError::at(&job_path, "written")(e)
@@ -176,7 +185,7 @@ impl RunDir {
     /// is in them. What cannot be removed stays.
     pub fn discard(&self) {
         let Some(made) = &self.made else { return };
-        for name in [JOB, PLAN, TICKET, OWNER_TICKET, DASHBOARD, METRICS, EVENTS, IDENTITY, STATE, ATLAS] {
+        for name in [JOB, GRAPH, PLAN, TICKET, OWNER_TICKET, DASHBOARD, METRICS, EVENTS, IDENTITY, STATE, ATLAS] {
             let _ = fs::remove_file(self.path.join(name));
         }
         for name in [TOKENIZER, TENSORBOARD] {
@@ -232,8 +241,8 @@ impl RunDir {
             let opened = OpenOptions::new().write(true).create(true).truncate(false).open(name);
             opened.map_err(DiskError::at(name, "written"))
         };
-        let name = path.join(METRICS);
-        let metrics = open(&name)?;
+        let mut notes = Vec::new();
+        let metrics = open(&path.join(METRICS))?;
         // Whoever lists runs has the lock for a moment.
         let locked = metrics.try_lock().or_else(|_| {
             std::thread::sleep(LISTING);
@@ -242,15 +251,30 @@ impl RunDir {
         match locked {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(RunDirError::Busy { path }),
-            // The file system has no locks.
-            Err(TryLockError::Error(e)) if e.kind() == io::ErrorKind::Unsupported => {}
-            Err(TryLockError::Error(e)) => return Err(DiskError::at(&name, "locked")(e).into()),
+            // File systems over a network say in several ways that they have no locks.
+            Err(TryLockError::Error(e)) => notes.push(format!(
+                "{}: there are no locks on this file system ({e}), so nothing keeps a second process out of this run: do \
+                 not continue it while it goes on",
+                path.display()
+            )),
         }
+        notes.extend(cannot_flush(&path).map(|e| {
+            format!(
+                "{}: this file system does not say when a file is on the disk ({e}). After a power cut, the newest \
+                 checkpoint may be missing or damaged; the one before it is then the one to go on from",
+                path.display()
+            )
+        }));
         let name = path.join(EVENTS);
         let mut events = open(&name)?;
         events.seek(SeekFrom::End(0)).map_err(DiskError::at(&name, "written"))?;
         let tensorboard = TensorBoard::new(path.join(TENSORBOARD));
-        Ok(Self { path, metrics, events, tensorboard, made: None })
+        Ok(Self { path, metrics, events, tensorboard, made: None, notes })
+    }
+
+    /// The notes for the user about what the file system does not do. They are returned once.
+    pub fn take_notes(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.notes)
     }
 
     /// The directory.
@@ -304,7 +328,7 @@ impl RunDir {
     ///
     /// The disk fails.
     pub fn write_job(&self, toml: &str) -> Result<(), DiskError> {
-        write_atomic(&self.path.join(JOB), toml.as_bytes())
+        write_atomic(&self.path.join(JOB), written_in(&self.path, toml).as_bytes())
     }
 
     /// Writes the plan.
@@ -465,6 +489,16 @@ impl RunDir {
         let path = self.path.join(SUMMARY);
         let json = serde_json::to_vec_pretty(summary).map_err(|e| DiskError::at(&path, "written")(e.into()))?;
         write_atomic(&path, &json)
+    }
+}
+
+/// A job file of the run at `run`: the job, and that directory, so that files are found after the run was moved.
+pub fn written_in(run: &Path, toml: &str) -> String {
+    let directory = std::path::absolute(run).unwrap_or_else(|_| run.to_owned());
+    // A path that is no UTF-8 cannot be written. Then files are found where they are now, and nowhere else.
+    match directory.to_str() {
+        Some(directory) => format!("{WRITTEN_IN} = {}\n\n{toml}", toml::Value::from(directory)),
+        None => toml.to_owned(),
     }
 }
 

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use toml::{Table, Value};
 
+use super::WRITTEN_IN;
+
 /// A setting that does not have the same value in all jobs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DifferingSetting {
@@ -66,6 +68,8 @@ fn flat(job: &Table) -> BTreeMap<String, &Value> {
     }
     let mut all = BTreeMap::new();
     add(&mut all, "", job);
+    // It is no setting, but the place of the file.
+    all.remove(WRITTEN_IN);
     all
 }
 

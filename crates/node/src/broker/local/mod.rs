@@ -150,7 +150,7 @@ impl Children {
     }
 }
 
-/// The reason for which a child ended badly, with the last line of its log.
+/// The reason for which a child ended badly, with the end of its log.
 async fn outcome(mut child: Child, name: &str, log: Option<&Path>, killed: MemoryKills) -> Option<String> {
     // Waiting would close it.
     let _open_until_then = child.stdin.take();
@@ -158,8 +158,14 @@ async fn outcome(mut child: Child, name: &str, log: Option<&Path>, killed: Memor
         Ok(status) if status.success() => None,
         Ok(status) => {
             let text = log.and_then(|p| std::fs::read_to_string(p).ok()).unwrap_or_default();
-            let last = text.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("it left no message").trim();
-            match killed.verdict(status, last) {
+            let mut lines = text.lines().rev().map(str::trim).filter(|line| !line.is_empty());
+            let last = lines.next().unwrap_or("it left no message");
+            // A hint says little without the error above it.
+            let last = match (last.strip_prefix("hint: "), lines.next()) {
+                (Some(hint), Some(error)) => format!("{}: {hint}", error.trim_start_matches("error: ")),
+                _ => last.to_owned(),
+            };
+            match killed.verdict(status, &last) {
                 Some(verdict) => Some(format!("peer {name:?} ended: {verdict}")),
                 None => Some(format!("peer {name:?} ended ({status}): {last}")),
             }

@@ -14,7 +14,7 @@ use fusionllm_workbench::model::Model;
 use fusionllm_workbench::model::export::published_config;
 use fusionllm_workspace::checkpoint::{Checkpoint, Checkpoints, Part, State};
 use fusionllm_workspace::config::Job;
-use fusionllm_workspace::run_dir::{RunDir, Summary, read_events, read_metrics};
+use fusionllm_workspace::run_dir::{RunDir, Summary, read_events, read_metrics, written_in};
 
 use super::figures::{Figures, PeerFacts, finite};
 use super::keeper::{Inbox, Keeper, KeeperEvent, Saved, Seal};
@@ -25,6 +25,8 @@ use crate::web::SharedBoard;
 
 /// The run directory, its checkpoints, and the figures of the steps so far.
 pub(crate) struct Store {
+    /// What the file system of the run does not do.
+    notes: Vec<String>,
     ledger: Ledger,
     keeper: Keeper,
     resumed: Option<Arc<Checkpoint>>,
@@ -141,7 +143,7 @@ impl Store {
         let of_checkpoint = resumed.as_ref().and_then(|c| Some((run_of(c.path())?, c.state().step)));
         // The steps after the newest cut are void, but nobody knows that cut before the peers are back.
         let continued = left.map(|left| (left.directory.as_path(), u64::MAX)).or(of_checkpoint);
-        let run = match (directory, continued) {
+        let mut run = match (directory, continued) {
             (None, Some((run, step))) => {
                 let run = RunDir::resume(run, step)?;
                 run.write_job(&toml)?;
@@ -166,7 +168,9 @@ impl Store {
             board.take_over(read_metrics(run.path())?, read_events(run.path())?);
         }
         let keeper = Keeper::start(Checkpoints::new(run.checkpoints()), on_event)?;
+        let notes = run.take_notes();
         Ok(Self {
+            notes,
             ledger: Ledger::new(run),
             keeper,
             figures,
@@ -181,6 +185,11 @@ impl Store {
             unnoted: (false, None),
             begun: false,
         })
+    }
+
+    /// The notes for the user about the file system of the run. They are returned once.
+    pub(crate) fn take_notes(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.notes)
     }
 
     /// The run's directory.
@@ -386,7 +395,7 @@ impl Store {
             extra.extend(config.map(|config| ("config.json", format!("{config:#}").into_bytes())));
         }
         // A checkpoint is at RUN/checkpoints/step-N.
-        let job_file = job.to_toml_in_run(Path::new("../.."))?;
+        let job_file = written_in(self.directory(), &job.to_toml_in_run(Path::new("../.."))?);
         extra.push(("job.toml", job_file.into_bytes()));
         let state = State {
             step: position.step,

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use fusionllm_data::encoding;
+use fusionllm_data::{FileKind, Role, encoding};
 
 use super::JobError;
 
@@ -11,6 +11,10 @@ pub(in crate::config) fn read_text(path: &Path, what: &str, hint: &str) -> Resul
     let name = path.display().to_string();
     if path.is_dir() {
         return Err(JobError::new(name, format!("{what} cannot be read: this is a directory"), hint));
+    }
+    if let Some(kind) = FileKind::at(path, Role::Settings) {
+        let message = format!("this is {}, not {}", kind.name, Role::Settings);
+        return Err(JobError::new(name, message, kind.hint(Role::Settings, path)));
     }
     match std::fs::read(path) {
         Ok(bytes) => decode(&name, bytes),

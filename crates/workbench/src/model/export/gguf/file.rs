@@ -17,7 +17,7 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-use fusionllm_data::{DiskError, sync_directory};
+use fusionllm_data::{DiskError, flush, sync_directory};
 use fusionllm_graph::{DType, HostTensor, TensorType};
 
 /// The version of the format.
@@ -77,7 +77,7 @@ pub(super) fn write<E: From<DiskError>>(
             pad(&mut file, tensor.bytes().len() as u64).map_err(failed)?;
         }
         let file = file.into_inner().map_err(|e| failed(e.into_error()))?;
-        file.sync_all().map_err(failed)?;
+        flush(&file).map_err(failed)?;
         fs::rename(&partial, path).map_err(failed)?;
         Ok(sync_directory(path.parent().unwrap_or(Path::new(".")))?)
     };
