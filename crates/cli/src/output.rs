@@ -4,8 +4,11 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::io::{self, Write};
 use std::sync::OnceLock;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
 
 use console::Term;
+use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::failure::Failure;
@@ -78,6 +81,33 @@ pub(crate) fn tell(line: impl fmt::Display) {
 /// Writes a sentence that people should read, whatever else goes on.
 pub(crate) fn note(sentence: impl fmt::Display) {
     complain(format_args!("note: {sentence}"));
+}
+
+/// The time after which a command says what it is doing.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Does work that may take long. After two seconds it says so on standard error, and on a terminal for how long already.
+pub(crate) fn patiently<T>(doing: &'static str, work: impl FnOnce() -> T) -> T {
+    let (done, end) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            if end.recv_timeout(PATIENCE) != Err(RecvTimeoutError::Timeout) || volume() == Volume::Quiet {
+                return;
+            }
+            let style =
+                ProgressStyle::with_template("{spinner} {msg}, {elapsed}").unwrap_or(ProgressStyle::default_spinner());
+            let bar = ProgressBar::new_spinner().with_style(style).with_elapsed(PATIENCE).with_message(doing);
+            if bar.is_hidden() {
+                tell(doing);
+            }
+            bar.enable_steady_tick(Duration::from_millis(100));
+            let _ = end.recv();
+            bar.finish_and_clear();
+        });
+        let result = work();
+        drop(done);
+        result
+    })
 }
 
 /// A word of a command as a shell reads it.

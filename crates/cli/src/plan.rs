@@ -16,7 +16,7 @@ use fusionllm_workspace::config::Testbed;
 
 use crate::args::{PlanArgs, SimulateArgs};
 use crate::failure::Failure;
-use crate::output::{print, print_json, word};
+use crate::output::{patiently, print, print_json, word};
 use crate::table::{Table, width, wrap};
 use crate::train::load_job;
 use crate::units;
@@ -29,9 +29,11 @@ pub(crate) fn plan(args: &PlanArgs, json: bool) -> Result<(), Failure> {
     let mut job = load_job(&args.job, &set, false)?;
     let testbed = Testbed::load(&args.testbed)?.cluster;
     let started = Instant::now();
-    let models = models(&mut job)?;
-    let Planned { plan, model, cluster, lower_bound_s, notes, programs, predicted, .. } =
-        plan_for(&job, models, &testbed)?;
+    let planned = patiently("planning", || {
+        let models = models(&mut job)?;
+        plan_for(&job, models, &testbed)
+    });
+    let Planned { plan, model, cluster, lower_bound_s, notes, programs, predicted, .. } = planned?;
     let solve_s = Some(started.elapsed().as_secs_f64());
     let origin = Origin { lower_bound_step_s: lower_bound_s.filter(|b| *b > 0.0), solve_s, notes };
     let optimizer = job.train.optimizer.update_rule();

@@ -1,13 +1,15 @@
 //! The choice of the tensors that leave a device's memory, and of those that are computed again.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
 
 use fusionllm_graph::NodeId;
-use fusionllm_program::{Instruction, Medium, Optimizer, Program};
+use fusionllm_program::{Address, Instruction, Medium, Memory, Optimizer, Program};
 
 use super::PeerOffload;
 use super::recompute::{Activations, Recomputed};
-use super::rewrite::{activations, rewrite};
+use super::rewrite::{activations, all_gaps, rewrite};
 use crate::cost::{Cluster, CopyDirection, Device};
 use crate::error::PlanError;
 use crate::simulate::{SimulateOptions, Simulation, node_seconds, simulate};
@@ -18,6 +20,15 @@ const MIN_BYTES: u64 = 4 << 10;
 
 /// How often the choice is made again with less memory, if the simulated step needs more than was counted.
 const MAX_ATTEMPTS: usize = 4;
+
+/// How often a choice is made again because its Program needs more or much less memory than was estimated.
+const MAX_CORRECTIONS: usize = 5;
+
+/// The share of the memory that such a choice may leave unused.
+const TOLERANCE: f64 = 0.03;
+
+/// The order in which fewer tensors of a class are tried.
+const DEAREST_FIRST: [usize; 4] = [2, 1, 3, 0];
 
 /// The limits on how much recomputed activations may depend on each other, from the strictest on: see
 /// [`Activations::spread`].
@@ -33,37 +44,58 @@ pub(crate) struct Offloaded {
     pub(crate) simulation: Simulation,
 }
 
-/// The share of a device's memory that a plan may use where it offloads. Such a plan would use all of its memory
-/// otherwise. But allocators round sizes up, mimalloc by up to an eighth, and predictions of memory are off by a few
-/// percent.
-const MEMORY_SHARE: f64 = 0.85;
+/// The shares of a device's memory that a plan may use where it offloads, in the order in which they are tried. Such a
+/// plan would use all of its memory otherwise. But allocators round sizes up, mimalloc by up to an eighth, and
+/// predictions of memory are off by a few percent. So all of the memory is used only where less is not enough.
+pub(crate) const MEMORY_SHARES: [f64; 2] = [0.85, 1.0];
 
-/// Lets each peer that lacks memory offload and recompute as many tensors as it must. `simulation` is the simulated
-/// step of the Programs, in which nothing is offloaded. Returns `None` if some peer lacks memory even so.
+/// The Programs of a shorter step, on which choices are made: each holds at most as much as that of the whole step.
+pub(crate) struct Drafts {
+    pub(crate) programs: Vec<Program>,
+    /// How many micro-batches of the whole step there are for each one of these.
+    pub(crate) repeats: f64,
+}
+
+/// The most micro-batches that wait for backward at once on a peer.
+pub(crate) fn most_waiting(program: &Program) -> u32 {
+    Activations::new(program).most_waiting() as u32
+}
+
+/// Lets each peer that lacks memory offload and recompute as many tensors as it must to need no more than this share of
+/// its memory. `simulation` is the simulated step of the Programs, in which nothing is offloaded. Returns `None` if some
+/// peer lacks memory even so.
 pub(crate) fn offload(
     programs: &[Program],
+    drafts: &Drafts,
     simulation: &Simulation,
     cluster: &Cluster,
     optimizer: Optimizer,
+    share: f64,
 ) -> Result<Option<Offloaded>, PlanError> {
     let slots = optimizer.slots().len();
     let excess = |simulation: &Simulation| -> Vec<u64> {
         let devices = simulation.peers.iter().zip(cluster.devices());
-        let room = |device: &Device| (MEMORY_SHARE * device.memory as f64) as u64;
+        let room = |device: &Device| (share * device.memory as f64) as u64;
         devices.map(|(load, device)| load.peak_bytes.saturating_sub(room(device))).collect()
     };
     let mut missing = excess(simulation);
-    let mut rooms: Vec<u64> = programs.iter().map(|p| counted(p, slots)).collect();
+    let mut rooms: Vec<u64> = drafts.programs.iter().map(|p| counted(p, slots)).collect();
+    let mut choosers: BTreeMap<usize, Chooser<'_>> = BTreeMap::new();
     for _ in 0..MAX_ATTEMPTS {
         let (mut moved, mut choices) = (programs.to_vec(), Vec::new());
-        for (((program, room), missing), device) in
-            moved.iter_mut().zip(&mut rooms).zip(&missing).zip(cluster.devices())
-        {
-            *room = room.saturating_sub(*missing);
-            if counted(program, slots) <= *room {
+        for (peer, program) in moved.iter_mut().enumerate() {
+            let (draft, room) = (&drafts.programs[peer], &mut rooms[peer]);
+            *room = room.saturating_sub(missing[peer]);
+            if counted(draft, slots) <= *room {
                 continue;
             }
-            let Some(choice) = choose(program, device, slots, *room)? else { return Ok(None) };
+            let chooser = match choosers.entry(peer) {
+                Entry::Occupied(entry) => entry.into_mut(),
+                Entry::Vacant(entry) => {
+                    entry.insert(Chooser::new(draft, &cluster.devices()[peer], slots, drafts.repeats)?)
+                }
+            };
+            let Some(choice) = chooser.choose(*room) else { return Ok(None) };
             rewrite(program, &choice);
             choices.push(choice);
         }
@@ -81,47 +113,204 @@ fn counted(program: &Program, slots: usize) -> u64 {
     program.kept_bytes(slots).saturating_add(program.peak_bytes())
 }
 
-/// Chooses the tensors that a peer offloads or recomputes, so that its tensors take at most `room` bytes of memory.
-/// Returns `None` if they need more even so.
+/// Chooses the tensors that a peer offloads or recomputes.
 ///
 /// The bytes that cost least time go first. Optimizer state is moved once in a step, and activations are moved or
 /// computed again for every micro-batch. A gradient leaves and returns for every micro-batch, to free the bytes of one.
 /// A parameter is read even more often.
-fn choose(program: &Program, device: &Device, slots: usize, room: u64) -> Result<Option<PeerOffload>, PlanError> {
-    let medium = if device.host_link.is_some() { Medium::Host } else { Medium::Disk };
-    let (waiting, times) = (Activations::new(program), node_seconds(program, device)?);
-    let again = waiting.candidates(&times, MIN_BYTES);
-    let mut best: Option<(f64, PeerOffload)> = None;
-    let mut sets: Vec<_> = SPREADS.map(|spread| waiting.spread(&again, spread)).into();
-    sets.dedup_by_key(|again| again.len());
-    for again in sets {
-        let classes = Classes::new(program, device, medium, slots, (&waiting, &again));
-        let rewritten = |counts: &[usize; 5]| {
-            let choice = classes.first(counts, PeerOffload::nothing(program.peer, medium));
-            let mut program = program.clone();
-            rewrite(&mut program, &choice);
-            (program, choice)
-        };
-        let Some(counts) = classes.least(|counts| counted(&rewritten(counts).0, slots) <= room) else { continue };
-        let (program, choice) = rewritten(&counts);
-        let takes = seconds(&program, device, &times);
-        if best.as_ref().is_none_or(|(least, _)| takes < *least) {
-            best = Some((takes, choice));
-        }
-    }
-    Ok(best.map(|(_, choice)| choice))
+///
+/// To write a choice into a Program and to count its bytes takes much longer than to estimate them. So the number of
+/// tensors is found by the estimate, and the estimate is then corrected by what is counted.
+struct Chooser<'a> {
+    program: &'a Program,
+    device: &'a Device,
+    medium: Medium,
+    slots: usize,
+    repeats: f64,
+    times: HashMap<NodeId, f64>,
+    /// The choices for each limit on how much recomputed activations may depend on each other.
+    sets: Vec<Set>,
+    /// The bytes by which the last Program needed more than was estimated.
+    margin: i64,
 }
 
-/// Seconds of the computing thread for operators and moves.
-fn seconds(program: &Program, device: &Device, times: &HashMap<NodeId, f64>) -> f64 {
-    let moving = |direction, medium, tensor| device.move_seconds(direction, medium, program.bytes(tensor) as f64);
-    let seconds = program.instructions.iter().map(|i| match *i {
-        Instruction::Run { node, .. } => times.get(&node).copied().unwrap_or(0.0),
-        Instruction::Offload { tensor, to } => moving(CopyDirection::Download, to, tensor),
-        Instruction::Load { tensor, from } => moving(CopyDirection::Upload, from, tensor),
-        _ => 0.0,
-    });
-    seconds.sum()
+/// The tensors among which one choice is made.
+struct Set {
+    classes: Classes,
+    profile: Profile,
+}
+
+impl<'a> Chooser<'a> {
+    fn new(program: &'a Program, device: &'a Device, slots: usize, repeats: f64) -> Result<Self, PlanError> {
+        let medium = if device.host_link.is_some() { Medium::Host } else { Medium::Disk };
+        let (waiting, times) = (Activations::new(program), node_seconds(program, device)?);
+        let again = waiting.candidates(&times, MIN_BYTES);
+        let mut sets: Vec<_> = SPREADS.map(|spread| waiting.spread(&again, spread)).into();
+        sets.dedup_by_key(|again| again.len());
+        let times_per_byte = repeats * waiting.times_per_byte();
+        let ranges = Ranges::new(program, &waiting, slots);
+        let set = |again: Vec<&Recomputed>| {
+            let classes = Classes::new(program, device, medium, slots, (times_per_byte, &again));
+            let profile = ranges.profile(&classes);
+            Set { classes, profile }
+        };
+        let sets = sets.into_iter().map(set).collect();
+        Ok(Self { program, device, medium, slots, repeats, times, sets, margin: 0 })
+    }
+
+    /// The choice with which the peer's tensors take at most `room` bytes of memory, and that takes the least time.
+    /// `None` if they need more even so.
+    fn choose(&mut self, room: u64) -> Option<PeerOffload> {
+        let mut best: Option<(f64, usize, [usize; 5])> = None;
+        for at in 0..self.sets.len() {
+            if let Some((takes, counts)) = self.first_guess(at, room)
+                && best.as_ref().is_none_or(|(least, ..)| takes < *least)
+            {
+                best = Some((takes, at, counts));
+            }
+        }
+        let (_, at, mut counts) = best?;
+        // Fewer tensors of some classes may be enough. The dearest class is reduced first.
+        for class in DEAREST_FIRST {
+            counts[class] = least(counts[class], |count| {
+                let mut fewer = counts;
+                fewer[class] = count;
+                self.needs(at, &fewer) <= room
+            });
+        }
+        Some(self.rewritten(at, &counts).1)
+    }
+
+    /// How many tensors of each class of a set are enough, and the seconds that they take. There may be too many of them.
+    fn first_guess(&mut self, at: usize, room: u64) -> Option<(f64, [usize; 5])> {
+        // The largest margin with which the Program needs too much, and the least with which it fits.
+        let (mut too_small, mut enough) = (None, None);
+        let mut best: Option<(f64, [usize; 5])> = None;
+        for _ in 0..MAX_CORRECTIONS {
+            let limit = room as i64 - self.margin;
+            let Set { classes, profile } = &self.sets[at];
+            let Some(counts) = classes.least(|counts| profile.estimate(counts) <= limit) else { break };
+            let program = self.rewritten(at, &counts).0;
+            let unused = room as i64 - counted(&program, self.slots) as i64;
+            let of_other = if unused < 0 {
+                too_small = Some(self.margin);
+                enough
+            } else {
+                enough = Some(self.margin);
+                let takes = self.seconds(&program);
+                if best.is_none_or(|(least, _)| takes < least) {
+                    best = Some((takes, counts));
+                }
+                too_small
+            };
+            if (0..=(TOLERANCE * room as f64) as i64).contains(&unused) {
+                break;
+            }
+            self.margin = of_other.map_or(self.margin - unused, |other| (self.margin + other) / 2);
+        }
+        best.or_else(|| {
+            let all = self.sets[at].classes.0.each_ref().map(Vec::len);
+            let program = self.rewritten(at, &all).0;
+            (counted(&program, self.slots) <= room).then(|| (self.seconds(&program), all))
+        })
+    }
+
+    /// Bytes that the Program needs with the first tensors of each class offloaded or recomputed.
+    fn needs(&self, at: usize, counts: &[usize; 5]) -> u64 {
+        counted(&self.rewritten(at, counts).0, self.slots)
+    }
+
+    /// The Program with the first tensors of each class offloaded or recomputed.
+    fn rewritten(&self, at: usize, counts: &[usize; 5]) -> (Program, PeerOffload) {
+        let choice = self.sets[at].classes.first(counts, PeerOffload::nothing(self.program.peer, self.medium));
+        let mut program = self.program.clone();
+        rewrite(&mut program, &choice);
+        (program, choice)
+    }
+
+    /// Seconds of the computing thread for the operators and moves of the whole step.
+    fn seconds(&self, program: &Program) -> f64 {
+        let moving =
+            |direction, medium, tensor| self.device.move_seconds(direction, medium, program.bytes(tensor) as f64);
+        let seconds = program.instructions.iter().map(|i| {
+            let seconds = match *i {
+                Instruction::Run { node, .. } => self.times.get(&node).copied().unwrap_or(0.0),
+                Instruction::Offload { tensor, to } => moving(CopyDirection::Download, to, tensor),
+                Instruction::Load { tensor, from } => moving(CopyDirection::Upload, from, tensor),
+                _ => 0.0,
+            };
+            if i.micro_batch().is_some() { self.repeats * seconds } else { seconds }
+        });
+        seconds.sum()
+    }
+}
+
+/// The instructions during which tensors are away, and their bytes.
+type Away = Vec<(Range<usize>, i64)>;
+
+/// The times in which each tensor could be away.
+struct Ranges {
+    /// Bytes while each instruction runs, with those that stay from step to step, and nothing away.
+    most: Vec<i64>,
+    away: HashMap<(Kind, String), Away>,
+}
+
+/// An estimate of the bytes that a Program holds.
+struct Profile {
+    most: Vec<i64>,
+    /// By class and candidate.
+    away: [Vec<Away>; 5],
+}
+
+impl Ranges {
+    fn new(program: &Program, activations: &Activations<'_>, slots: usize) -> Self {
+        let kept = program.kept_bytes(slots) as i64;
+        let mut memory = Memory::new(program);
+        let most: Vec<i64> = (0..program.instructions.len()).map(|at| kept + memory.step(at) as i64).collect();
+        let mut away: HashMap<(Kind, String), Vec<_>> = HashMap::new();
+        for (tensor, gaps) in all_gaps(program, activations, slots) {
+            let kind = match tensor {
+                Address::Value { .. } => Kind::Activation,
+                Address::Part { .. } | Address::Gradient { .. } => Kind::Gradient,
+                Address::Held { .. } => Kind::Parameter,
+                Address::OptimizerState { slot, .. } => Kind::State(slot as usize),
+                Address::BufferAfter { .. } => continue,
+            };
+            let bytes = program.bytes(tensor) as i64;
+            let ranges = gaps.into_iter().map(|range| (range, bytes));
+            away.entry((kind, program.name(tensor.value()))).or_default().extend(ranges);
+        }
+        Self { most, away }
+    }
+
+    fn profile(&self, classes: &Classes) -> Profile {
+        let of = |candidate: &Candidate| {
+            // What is computed again is away for as long as what is moved.
+            let kind = if candidate.what == Kind::Recomputed { Kind::Activation } else { candidate.what };
+            self.away.get(&(kind, candidate.name.clone())).cloned().unwrap_or_default()
+        };
+        let away = classes.0.each_ref().map(|class| class.iter().map(of).collect());
+        Profile { most: self.most.clone(), away }
+    }
+}
+
+impl Profile {
+    /// The most bytes held at once if the first candidates of each class are away whenever they can be. What backward
+    /// computes again takes some memory, too, which is not counted.
+    fn estimate(&self, counts: &[usize; 5]) -> i64 {
+        let mut change = vec![0; self.most.len() + 1];
+        let chosen = self.away.iter().zip(counts).flat_map(|(class, count)| class[..*count].iter().flatten());
+        for (range, bytes) in chosen {
+            change[range.start] -= bytes;
+            change[range.end] += bytes;
+        }
+        let mut sum = 0;
+        let held = self.most.iter().zip(change).map(|(most, change)| {
+            sum += change;
+            most + sum
+        });
+        held.max().unwrap_or(0)
+    }
 }
 
 /// The least number that satisfies `enough`, or `most` if no smaller one does. If a number satisfies it, so do all
@@ -148,7 +337,7 @@ struct Candidate {
     rate: f64,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Kind {
     Recomputed,
     /// Optimizer state in this slot.
@@ -159,14 +348,9 @@ enum Kind {
 }
 
 impl Classes {
-    /// `again` has the activations that wait for backward, and those of them that may be computed again.
-    fn new(
-        program: &Program,
-        device: &Device,
-        medium: Medium,
-        slots: usize,
-        again: (&Activations<'_>, &[&Recomputed]),
-    ) -> Self {
+    /// `again` has the activations that may be computed again. It begins with how often an activation is made in a step
+    /// for each time that its bytes are kept at once.
+    fn new(program: &Program, device: &Device, medium: Medium, slots: usize, again: (f64, &[&Recomputed])) -> Self {
         let of = |v| (program.name(v), program.values.get(&v).map_or(0, |v| v.ty.bytes() as u64));
         let owned: Vec<_> = program.owned().map(|(parameter, _)| of(parameter)).collect();
         let state = (0..slots).flat_map(|slot| owned.iter().cloned().map(move |of| (Kind::State(slot), of)));
@@ -199,7 +383,7 @@ impl Classes {
             return None;
         }
         // Then fewer tensors of the other classes may be enough. The dearest class is reduced first.
-        for class in [2, 1, 3, 0] {
+        for class in DEAREST_FIRST {
             counts[class] = least(counts[class], |count| {
                 let mut fewer = counts;
                 fewer[class] = count;
@@ -244,7 +428,7 @@ fn activation_candidates(
     program: &Program,
     device: &Device,
     medium: Medium,
-    (waiting, again): (&Activations<'_>, &[&Recomputed]),
+    (times_per_byte, again): (f64, &[&Recomputed]),
 ) -> (Vec<Candidate>, Vec<Candidate>) {
     // Seconds for a byte of a tensor's way out and back.
     let moving = |bytes: u64| {
@@ -253,12 +437,12 @@ fn activation_candidates(
     };
     let movable = activations(program).into_iter().filter(|(_, bytes)| *bytes >= MIN_BYTES);
     let moved = movable.map(|(name, bytes)| {
-        let rate = moving(bytes) * waiting.times_per_byte();
+        let rate = moving(bytes) * times_per_byte;
         (name.clone(), Candidate { name, what: Kind::Activation, bytes, rate })
     });
     let mut candidates: BTreeMap<String, Candidate> = moved.collect();
     for again in again {
-        let (name, bytes, rate) = (again.name.clone(), again.bytes, again.rate() * waiting.times_per_byte());
+        let (name, bytes, rate) = (again.name.clone(), again.bytes, again.rate() * times_per_byte);
         if candidates.get(&name).is_none_or(|moved| rate < moved.rate) {
             candidates.insert(name.clone(), Candidate { name, what: Kind::Recomputed, bytes, rate });
         }

@@ -11,7 +11,7 @@ use fusionllm_graph::units;
 use fusionllm_program::{Medium, OffloadedBytes, PeerId, Program};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use choice::{Offloaded, offload};
+pub(crate) use choice::{Drafts, MEMORY_SHARES, Offloaded, most_waiting, offload};
 pub(crate) use rewrite::rewrite;
 
 /// The tensors that a peer keeps outside its device's memory while nothing uses them, and those that it computes again

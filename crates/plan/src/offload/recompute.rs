@@ -107,6 +107,11 @@ impl<'a> Activations<'a> {
     /// How often an activation is made in a step for each time that its bytes are kept at once: the number of
     /// micro-batches, over the most of them that wait for backward at once.
     pub(super) fn times_per_byte(&self) -> f64 {
+        self.backward.len() as f64 / self.most_waiting() as f64
+    }
+
+    /// The most micro-batches that wait for backward at once; at least 1.
+    pub(super) fn most_waiting(&self) -> usize {
         let mut waiting = BTreeSet::new();
         let mut most = 1;
         for (at, i) in self.program.instructions.iter().enumerate() {
@@ -121,7 +126,7 @@ impl<'a> Activations<'a> {
             }
             most = most.max(waiting.len());
         }
-        self.backward.len() as f64 / most as f64
+        most
     }
 
     /// The nodes that make the saved values with these bytes.

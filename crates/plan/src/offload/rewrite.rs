@@ -1,6 +1,7 @@
 //! Writes into a peer's Program the instructions that offload and recompute tensors.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Range;
 
 use fusionllm_graph::{ValueId, ValueKind};
 use fusionllm_program::{Access, Address, Instruction, Program};
@@ -50,6 +51,21 @@ pub(super) fn activations(program: &Program) -> BTreeMap<String, u64> {
         }
     }
     found
+}
+
+/// The times in which each tensor that can move may be away, as ranges of instructions.
+pub(super) fn all_gaps(
+    program: &Program,
+    activations: &Activations<'_>,
+    slots: usize,
+) -> impl Iterator<Item = (Address, Vec<Range<usize>>)> {
+    uses(program, slots).into_iter().map(move |(tensor, spans)| {
+        let range = |Gap { after, before }| {
+            let start = after.map_or(0, |at: usize| at + 1);
+            start..before.unwrap_or(program.instructions.len()).max(start)
+        };
+        (tensor, gaps(program, activations, tensor, &spans).into_iter().map(range).collect())
+    })
 }
 
 fn chosen(program: &Program, offload: &PeerOffload, made_twice: &HashSet<ValueId>, tensor: Address) -> bool {

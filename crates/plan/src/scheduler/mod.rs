@@ -26,6 +26,7 @@ use fusionllm_program::PeerId;
 use crate::codecs::{Compression, Compressor, LossBudget, SLACK, widest_coded};
 use crate::cost::Cluster;
 use crate::error::PlanError;
+use crate::offload::MEMORY_SHARES;
 use crate::plan::Plan;
 use crate::schedule::Schedule;
 
@@ -42,7 +43,8 @@ use crate::schedule::Schedule;
 /// missing.
 pub fn schedule(workloads: &[Workload<'_>], cluster: &Cluster, options: &PlanOptions) -> Result<Scheduled, PlanError> {
     let mut best = cut(workloads, cluster, options, None)?;
-    if options.compression.compressor == Compressor::None {
+    // A device alone has no links to compress.
+    if options.compression.compressor == Compressor::None || cluster.devices().len() == 1 {
         return Ok(best);
     }
     best.compress(workloads[best.workload], options)?;
@@ -155,8 +157,9 @@ fn cut(
             Err(e) => matches!(e, PlanError::Memory(_)),
         };
         // If offloading does not help either, the message says what memory is missing.
-        let offloaded = lacks_memory.then(|| space()?.offloading().plan(options));
-        return offloaded.and_then(Result::ok).filter(Scheduled::fits).map_or(kept, Ok);
+        let shares = MEMORY_SHARES.into_iter().filter(|_| lacks_memory);
+        let mut offloaded = shares.filter_map(|share| space().ok()?.offloading(share).plan(options).ok());
+        return offloaded.find(Scheduled::fits).map_or(kept, Ok);
     }
     let names: Vec<String> = cluster.devices().iter().map(|d| d.name.clone()).collect();
     let plan = schedule_unknown(first, &names, Some(options.scheduler), schedule)?;
@@ -178,6 +181,8 @@ fn cut(
         lower_bound_s,
         notes,
     };
-    scheduled.offload(options.optimizer)?;
+    for share in MEMORY_SHARES {
+        scheduled.offload(first, options.optimizer, share)?;
+    }
     Ok(scheduled)
 }

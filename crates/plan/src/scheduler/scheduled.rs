@@ -2,11 +2,15 @@ use fusionllm_program::{Optimizer, PeerId, Program};
 
 use super::options::{PlanOptions, Workload};
 use super::prepare::{PreparedPlan, prepare};
+use crate::compile::compile;
 use crate::cost::Cluster;
 use crate::error::PlanError;
-use crate::offload::{Offloaded, offload, sentence};
+use crate::offload::{Drafts, MEMORY_SHARES, Offloaded, most_waiting, offload, sentence};
 use crate::plan::Plan;
 use crate::simulate::Simulation;
+
+/// Micro-batches of a draft beside those that wait for backward at once.
+const EXTRA_MICRO_BATCHES: u32 = 2;
 
 /// A plan for known machines, ready to run.
 #[derive(Debug, Clone, PartialEq)]
@@ -50,20 +54,48 @@ impl Scheduled {
         self.simulation.peers.iter().zip(self.cluster.devices()).all(|(p, d)| p.peak_bytes <= d.memory)
     }
 
-    /// Lets the peers that lack memory offload tensors, if every peer then fits into its memory. Otherwise nothing
-    /// changes.
-    pub(super) fn offload(&mut self, optimizer: Optimizer) -> Result<(), PlanError> {
+    /// Lets the peers that lack memory offload tensors, if every peer then needs no more than this share of its memory.
+    /// Otherwise nothing changes.
+    pub(super) fn offload(
+        &mut self,
+        workload: Workload<'_>,
+        optimizer: Optimizer,
+        share: f64,
+    ) -> Result<(), PlanError> {
         if self.fits() {
             return Ok(());
         }
-        let Some(offloaded) = offload(&self.programs, &self.simulation, &self.cluster, optimizer)? else {
-            return Ok(());
-        };
+        let drafts = self.drafts(workload)?;
+        let offloaded = offload(&self.programs, &drafts, &self.simulation, &self.cluster, optimizer, share)?;
+        let Some(offloaded) = offloaded else { return Ok(()) };
         let Offloaded { choices, programs, simulation } = offloaded;
         let sentences = self.plan.peers.iter().zip(&programs).filter_map(|(name, program)| sentence(name, program));
         self.notes.extend(sentences);
         (self.plan.offload, self.programs, self.simulation) = (choices, programs, simulation);
+        let full = self.simulation.peers.iter().zip(self.cluster.devices());
+        let full = full.filter(|(load, device)| load.peak_bytes as f64 > MEMORY_SHARES[0] * device.memory as f64);
+        self.notes.extend(full.map(|(load, device)| {
+            let percent = 100.0 * load.peak_bytes as f64 / device.memory as f64;
+            format!(
+                "{} is expected to need {percent:.0} % of its memory: a little more than is predicted, and it ends",
+                device.name
+            )
+        }));
         Ok(())
+    }
+
+    /// The Programs of a step with as few micro-batches as wait for backward at once, and some more, in which the step
+    /// has reached its steady state.
+    fn drafts(&self, workload: Workload<'_>) -> Result<Drafts, PlanError> {
+        let waiting = self.programs.iter().map(most_waiting).max().unwrap_or(1);
+        let turns = self.plan.stages.iter().map(|stage| stage.peers.len() as u32).max().unwrap_or(1);
+        let few = (waiting + EXTRA_MICRO_BATCHES).saturating_mul(turns);
+        if few >= self.plan.micro_batches {
+            return Ok(Drafts { programs: self.programs.clone(), repeats: 1.0 });
+        }
+        let plan = Plan { micro_batches: few, ..self.plan.clone() };
+        let programs = compile(&plan, workload.forward, workload.train)?;
+        Ok(Drafts { programs, repeats: f64::from(self.plan.micro_batches) / f64::from(few) })
     }
 
     /// Plans are compared by whether some device lacks memory, then by the seconds of a step.

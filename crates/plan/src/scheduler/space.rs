@@ -60,8 +60,8 @@ pub(super) struct SearchSpace<'a> {
     devices: Vec<u32>,
     /// The share of each device's memory that plans may use.
     memory_share: f64,
-    /// Whether devices offload what does not fit.
-    offloads: bool,
+    /// The share of a device's memory that is used where devices offload what does not fit. `None` if they do not.
+    offload_share: Option<f64>,
     /// The rule by which messages between stages are assumed to be compressed.
     rule: Option<Compression>,
     /// The case of each workload.
@@ -147,7 +147,7 @@ impl<'a> SearchSpace<'a> {
             )));
         }
         let mut space =
-            Self { cluster, links, class, devices, memory_share: 1.0, offloads: false, rule, cases: Vec::new() };
+            Self { cluster, links, class, devices, memory_share: 1.0, offload_share: None, rule, cases: Vec::new() };
         for &workload in workloads {
             let model = ModelChain::new(workload.forward, workload.train, &options.optimizer, &kinds, rule);
             if model.chain.atoms == 0 {
@@ -165,8 +165,8 @@ impl<'a> SearchSpace<'a> {
     }
 
     /// The same for devices that offload what does not fit into their memory. The search counts the time that takes.
-    pub(super) fn offloading(mut self) -> Self {
-        self.offloads = true;
+    pub(super) fn offloading(mut self, share: f64) -> Self {
+        self.offload_share = Some(share);
         self.cases.iter_mut().flat_map(|c| &mut c.problem.machines.units).for_each(|u| self.links.let_offload(u));
         self
     }
@@ -188,7 +188,7 @@ impl<'a> SearchSpace<'a> {
             };
             let judged = self.judge(choices, bound, options)?;
             let headroom = judged.headroom;
-            if headroom >= 1.0 || self.offloads {
+            if headroom >= 1.0 || self.offload_share.is_some() {
                 return Ok(self.explained(judged.scheduled, &tried));
             }
             if best.as_ref().is_none_or(|b| headroom > b.headroom) {
@@ -253,8 +253,8 @@ impl<'a> SearchSpace<'a> {
             lower_bound_s: bound,
             notes: Vec::new(),
         };
-        if self.offloads {
-            scheduled.offload(options.optimizer)?;
+        if let Some(share) = self.offload_share {
+            scheduled.offload(workload, options.optimizer, share)?;
         }
         let needs = scheduled.simulation.peers.iter().zip(scheduled.cluster.devices());
         let headroom = needs.map(|(p, d)| d.memory as f64 / p.peak_bytes.max(1) as f64).fold(f64::INFINITY, f64::min);
@@ -326,11 +326,11 @@ impl<'a> SearchSpace<'a> {
                 best.extend(self.at_once(options).filter_map(|s| op_fence(&coarse, s, &known)));
             }
             for plan in best.into_iter().map(|plan| refined(&problem, plan, &cuts)) {
-                for &schedule in &options.schedules {
+                let members: Vec<Vec<u32>> = problem.machines.units.iter().map(|u| u.members.clone()).collect();
+                for schedule in schedules_of(&plan, &members, options) {
                     let plan = problem.scored(plan.stages.clone(), schedule);
                     let feasible = plan.score.feasible();
-                    let members = problem.machines.units.iter().map(|u| u.members.clone()).collect();
-                    let choice = Choice { workload, plan, members };
+                    let choice = Choice { workload, plan, members: members.clone() };
                     if feasible && !choices.contains(&choice) {
                         choices.push(choice);
                     }
@@ -434,7 +434,7 @@ impl<'a> SearchSpace<'a> {
         let groups = self.links.groups(communities, *copies, &seconds);
         let mut machines = self.links.machines(&groups, &self.class, &seconds);
         machines.units.iter_mut().for_each(|u| u.memory *= self.memory_share);
-        if self.offloads {
+        if self.offload_share.is_some() {
             machines.units.iter_mut().for_each(|u| self.links.let_offload(u));
         }
         problem.with_machines(machines)
@@ -474,6 +474,17 @@ impl<'a> SearchSpace<'a> {
     fn misfit(&self, options: &PlanOptions) -> PlanError {
         let Case { workload, model, problem, .. } = &self.cases[0];
         misfit(workload.forward, self.cluster, model, problem, options.schedules[0])
+    }
+}
+
+/// The schedules that a plan is tried with. `members` are the devices of each unit. A device alone has nobody to wait for,
+/// and 1F1B keeps the fewest activations.
+fn schedules_of(plan: &ScoredPlan, members: &[Vec<u32>], options: &PlanOptions) -> Vec<Schedule> {
+    let alone = matches!(&plan.stages[..], [stage] if members[stage.unit as usize].len() == 1);
+    if alone && options.schedules.contains(&Schedule::OneFOneB) {
+        vec![Schedule::OneFOneB]
+    } else {
+        options.schedules.clone()
     }
 }
 
