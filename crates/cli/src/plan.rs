@@ -16,7 +16,7 @@ use fusionllm_workspace::config::Testbed;
 
 use crate::args::{PlanArgs, SimulateArgs};
 use crate::failure::Failure;
-use crate::output::{patiently, print, print_json, word};
+use crate::output::{note, patiently, print, print_json, word};
 use crate::table::{Table, width, wrap};
 use crate::train::load_job;
 use crate::units;
@@ -27,6 +27,9 @@ pub(crate) fn plan(args: &PlanArgs, json: bool) -> Result<(), Failure> {
     set.extend(args.scheduler.as_ref().map(|name| format!("plan.scheduler={name}")));
     set.extend(args.compression.as_ref().map(|name| format!("compression.name={name}")));
     let mut job = load_job(&args.job, &set, false)?;
+    if let Some(file) = &job.plan.file {
+        note(format_args!("this is a new plan; that of `plan.file` is shown by `fusionllm simulate {}`", word(file)));
+    }
     let testbed = Testbed::load(&args.testbed)?.cluster;
     let started = Instant::now();
     let planned = patiently("planning", || {

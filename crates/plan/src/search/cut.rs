@@ -1,7 +1,7 @@
 //! The best cut for units in a given order, by dynamic programming from the end of the chain. Any unit may be left
 //! out.
 
-use super::problem::Problem;
+use super::problem::{LinkCost, Problem, Seconds};
 use super::round_trip::RoundTrip;
 use super::score::{ScoredPlan, StageRange};
 use crate::schedule::Schedule;
@@ -108,6 +108,54 @@ struct CutTime {
     busy: f64,
 }
 
+/// A unit as the place of a stage. The search asks for the time of millions of stages.
+struct Worker<'a> {
+    seconds: &'a Seconds,
+    /// Whether the schedule delays the gradients of weights.
+    delays: bool,
+    copies: f64,
+    /// See [`Problem::read`].
+    read: &'a [f64],
+    /// The way of inputs from the broker, and the number of links that they are spread over.
+    input: LinkCost,
+    inputs: f64,
+}
+
+impl Worker<'_> {
+    fn time(&self, lo: usize, hi: usize) -> StageTime {
+        let s = self.seconds;
+        let [forward, backward] = [s.forward[hi] - s.forward[lo], s.backward[hi] - s.backward[lo]];
+        let delayed = if self.delays { s.weight[hi] - s.weight[lo] } else { 0.0 };
+        StageTime { pipeline: forward + backward - delayed, busy: (forward + backward) / self.copies }
+    }
+
+    /// Seconds per micro-batch for which the broker's link is busy with the inputs of these atoms.
+    fn input_time(&self, lo: usize, hi: usize) -> f64 {
+        self.input.busy(self.read[hi] - self.read[lo]) / self.inputs
+    }
+}
+
+/// Two units as neighbours in the pipeline.
+struct Joint<'a> {
+    /// See [`Problem::across`].
+    across: &'a [[f64; 2]],
+    /// There and back.
+    ways: [LinkCost; 2],
+    /// The number of links that messages are spread over.
+    links: f64,
+    /// Whether messages go one way first, and then the other.
+    in_turn: bool,
+}
+
+impl Joint<'_> {
+    fn time(&self, at: usize) -> CutTime {
+        let ([down, up], [there, back]) = (self.across[at], self.ways);
+        let wait = there.seconds(down) + back.seconds(up);
+        let (forward, backward) = (there.busy(down) / self.links, back.busy(up) / self.links);
+        CutTime { wait, busy: if self.in_turn { forward + backward } else { forward.max(backward) } }
+    }
+}
+
 /// The last stage, if the first stage's unit holds it.
 #[derive(Clone, Copy, Default)]
 struct Tail {
@@ -186,25 +234,35 @@ impl<'a> Cutter<'a> {
     }
 
     fn stage_time(&self, j: usize, lo: usize, hi: usize) -> StageTime {
-        let [forward, backward] = self.problem.compute(self.unit(j), lo, hi);
-        let delayed = self.problem.delayed(self.schedule, self.unit(j), lo, hi);
-        StageTime { pipeline: forward + backward - delayed, busy: (forward + backward) / self.copies(j) as f64 }
+        self.worker(j).time(lo, hi)
     }
 
     fn cut_time(&self, j: usize, k: usize, at: usize) -> CutTime {
-        let (a, b) = (self.unit(j), self.unit(k));
-        let machines = &self.problem.machines;
-        let [down, up] = self.problem.across[at];
-        let wait = machines.link(a, b).seconds(down) + machines.link(b, a).seconds(up);
-        let (forward, backward) = (self.problem.busy(a, b, down), self.problem.busy(b, a, up));
-        let busy = if self.schedule == Schedule::GPipe { forward + backward } else { forward.max(backward) };
-        CutTime { wait, busy }
+        self.joint(j, k).time(at)
     }
 
-    /// Seconds per micro-batch for which the broker's link is busy with the inputs of these atoms.
-    fn input_time(&self, j: usize, lo: usize, hi: usize) -> f64 {
-        let bytes = self.problem.read[hi] - self.problem.read[lo];
-        self.problem.busy(self.problem.machines.broker(), self.unit(j), bytes)
+    fn worker(&self, j: usize) -> Worker<'a> {
+        let (problem, unit) = (self.problem, self.unit(j));
+        let broker = problem.machines.broker();
+        Worker {
+            seconds: &problem.chain.seconds[problem.machines.units[unit].class as usize],
+            delays: self.schedule.delays_weights(),
+            copies: self.copies(j) as f64,
+            read: &problem.read,
+            input: problem.machines.link(broker, unit),
+            inputs: problem.links_between(broker, unit),
+        }
+    }
+
+    fn joint(&self, j: usize, k: usize) -> Joint<'a> {
+        let (a, b) = (self.unit(j), self.unit(k));
+        let machines = &self.problem.machines;
+        Joint {
+            across: &self.problem.across,
+            ways: [machines.link(a, b), machines.link(b, a)],
+            links: self.problem.links_between(a, b),
+            in_turn: self.schedule == Schedule::GPipe,
+        }
     }
 
     /// The longest period of a plan's stages, links and round trips, as the dynamic program counts them.
@@ -217,7 +275,7 @@ impl<'a> Cutter<'a> {
             let time = self.stage_time(j, lo, hi);
             let other = stages.iter().rposition(|o| o.unit == g.unit).filter(|o| *o != s);
             let other = other.map_or(0.0, |o| self.stage_time(j, stages[o].lo as usize, stages[o].hi as usize).busy);
-            longest = longest.max(time.busy + other).max(self.input_time(j, lo, hi));
+            longest = longest.max(time.busy + other).max(self.worker(j).input_time(lo, hi));
             pipeline += time.pipeline;
             if let Some(next) = stages.get(s + 1) {
                 let time = self.cut_time(j, place(next.unit), hi);
@@ -306,11 +364,12 @@ impl<'a> Cutter<'a> {
         let first_free = usize::from(tail.is_some());
         for k in (j + 1).max(first_free)..reach {
             let labels = &table[self.at(from, k, 0)..self.at(from, k, end)];
+            let joint = self.joint(j, k);
             for (cut, label) in labels.iter().enumerate().skip(1) {
                 if label.pipeline >= onward[cut].pipeline {
                     continue;
                 }
-                let time = self.cut_time(j, k, cut);
+                let time = joint.time(cut);
                 let pipeline = label.pipeline + time.wait;
                 if time.busy <= period && pipeline < onward[cut].pipeline {
                     onward[cut] = Label { pipeline, machines: label.machines, hi: cut as u16, next: k as u16 };
@@ -335,23 +394,31 @@ impl<'a> Cutter<'a> {
             Some(tail) if j == 0 => (tail, 0..1),
             _ => (Tail::default(), 0..end),
         };
+        let (worker, copies) = (self.worker(j), self.copies(j));
+        let most = self.problem.machines.units[self.unit(j)].memory;
         for lo in starts {
             let mut best = UNREACHABLE;
-            for (hi, label) in onward.iter().enumerate().take(end + 1).skip(lo + 1) {
-                let time = self.stage_time(j, lo, hi);
-                if (time.busy + beside.time.busy).max(self.input_time(j, lo, hi)) > period {
-                    break;
+            let keeps_period =
+                |hi| worker.time(lo, hi).busy + beside.time.busy <= period && worker.input_time(lo, hi) <= period;
+            // A stage takes the longer the more atoms it has.
+            let (mut most_atoms, mut too_many) = (lo, end + 1);
+            while too_many - most_atoms > 1 {
+                let middle = (most_atoms + too_many) / 2;
+                if keeps_period(middle) { most_atoms = middle } else { too_many = middle }
+            }
+            for (hi, label) in onward.iter().enumerate().take(most_atoms + 1).skip(lo + 1) {
+                // Most atoms end no stage, or a worse one.
+                if label.pipeline >= best.pipeline {
+                    continue;
                 }
-                let pipeline = label.pipeline + time.pipeline;
+                let pipeline = label.pipeline + worker.time(lo, hi).pipeline;
                 if pipeline >= best.pipeline {
                     continue;
                 }
-                let ahead = label.machines as usize + self.copies(j);
+                let ahead = label.machines as usize + copies;
                 let in_flight = self.round_trip.in_flight(ahead);
                 let memory = self.problem.memory(self.unit(j), lo, hi, in_flight) + beside.memory;
-                if memory <= self.problem.machines.units[self.unit(j)].memory
-                    && self.round_trip.period(pipeline, ahead) <= period
-                {
+                if memory <= most && self.round_trip.period(pipeline, ahead) <= period {
                     best = Label { pipeline, machines: ahead as u16, hi: hi as u16, next: label.next };
                 }
             }

@@ -183,7 +183,8 @@ impl LinkCost {
         if bytes > 0.0 { self.latency + self.busy(bytes) } else { 0.0 }
     }
 
-    fn busy(&self, bytes: f64) -> f64 {
+    /// Seconds for which a message keeps the link busy.
+    pub(crate) fn busy(&self, bytes: f64) -> f64 {
         let fills_window = bytes >= MAX_WINDOW as f64;
         let per_byte = if fills_window { self.per_byte.max(self.window_per_byte) } else { self.per_byte };
         if bytes > 0.0 { bytes * per_byte } else { 0.0 }
@@ -459,8 +460,13 @@ impl Problem {
     /// Seconds per micro-batch for which `bytes` keep the link between two units busy, averaged over the members'
     /// links.
     pub(crate) fn busy(&self, from: usize, to: usize, bytes: f64) -> f64 {
+        self.machines.link(from, to).busy(bytes) / self.links_between(from, to)
+    }
+
+    /// The number of links of members over which the messages between two units are spread.
+    pub(crate) fn links_between(&self, from: usize, to: usize) -> f64 {
         let units = &self.machines.units;
-        self.machines.link(from, to).busy(bytes) / least_common_multiple(copies(units, from), copies(units, to))
+        least_common_multiple(copies(units, from), copies(units, to))
     }
 }
 
