@@ -7,6 +7,7 @@ use fusionllm_exec::{Executor, Snapshot};
 use fusionllm_graph::{Advice, HostTensor, TensorType};
 use fusionllm_program::{Medium, TensorKey};
 use fusionllm_protocol::{Assignment, ComputeCommand, SHELF};
+use fusionllm_workbench::machine::memory;
 
 use super::compute::{Loading, Mailbox, NetLink, ProgramRunner, Scratch};
 use super::cuts::{Kept, Spool};
@@ -22,6 +23,19 @@ pub(crate) struct Compute {
     pub(crate) mailbox: Arc<Mailbox>,
     pub(crate) loads: tokio::sync::mpsc::Receiver<Loading>,
     pub(crate) commands: mpsc::Receiver<ComputeCommand>,
+}
+
+/// The share of this process's memory that tensors may take before freed memory must return to the system. Where the
+/// allocator keeps what is freed, a step has used 1.4 times as much memory as it had tensors.
+const AMPLE_SHARE: f64 = 0.7;
+
+/// Whether the tensors of a generation leave no room for freed memory that the allocator keeps.
+fn is_memory_short(assignment: &Assignment) -> bool {
+    let program = &assignment.train;
+    let slots = assignment.optimizer.slots().len();
+    let needed = program.kept_bytes(slots).saturating_add(program.peak_bytes());
+    let offloads = program.offloaded_bytes(Medium::Disk).total() > 0;
+    offloads || memory::limit().is_some_and(|limit| needed as f64 > AMPLE_SHARE * limit as f64)
 }
 
 impl Compute {
@@ -50,9 +64,11 @@ impl Compute {
         let mut executor = Executor::new(shared.backend.clone(), assignment.optimizer, assignment.seed);
         executor.set_groups(assignment.groups.clone());
         executor.set_slowdown(shared.slowdown);
+        if is_memory_short(&assignment) {
+            shared.observer.tell(JoinEvent::MemoryShort);
+        }
         // An evaluation moves no more bytes than a training step.
         if assignment.train.offloaded_bytes(Medium::Disk).total() > 0 {
-            shared.observer.tell(JoinEvent::Offloading);
             executor.set_disk(Arc::new(Scratch::new()?));
         }
         // This comes before anything is loaded, so that memory never holds all tensors.

@@ -30,8 +30,8 @@ pub enum JoinEvent {
         /// The place where there is no room, and the reason.
         reason: String,
     },
-    /// The plan has this machine keep tensors on its disk, because memory is short.
-    Offloading,
+    /// The tensors of the plan leave no room for memory that is free and kept.
+    MemoryShort,
     /// The user asked to leave. The joiner goes on until its share is with others.
     Leaving,
 }
