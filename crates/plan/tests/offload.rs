@@ -125,9 +125,9 @@ fn what_cannot_fit_is_refused_as_before() {
     assert!(text.contains("operator") && text.contains("needs") || text.contains("are missing"), "{text}");
 }
 
-/// Regression: a job that fits only between 85 and 100 % of the memory was refused.
+/// Regression: a job that fits only into more than 85 % of the memory was refused.
 #[test]
-fn what_fits_only_into_all_of_the_memory_is_planned_and_told() {
+fn what_fits_only_into_most_of_the_memory_is_planned_and_told() {
     let graph = model();
     let train = train_graph(&graph);
     let made = |memory: u64| plan(&graph, &train, Scheduler::OpFence, &cluster(1, |d| d.memory = memory));
@@ -141,7 +141,7 @@ fn what_fits_only_into_all_of_the_memory_is_planned_and_told() {
     }
     let tight = made(planned).unwrap();
     let share = tight.simulation.peers[0].peak_bytes as f64 / planned as f64;
-    assert!((0.85..=1.0).contains(&share), "{share}");
+    assert!((0.85..=0.95).contains(&share), "{share}");
     assert!(tight.notes.iter().any(|note| note.contains("is expected to need")), "{:?}", tight.notes);
     // With more memory, some is left for what predictions do not know.
     let roomy = made(planned * 5 / 4).unwrap();

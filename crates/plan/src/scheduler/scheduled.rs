@@ -77,7 +77,7 @@ impl Scheduled {
         self.notes.extend(full.map(|(load, device)| {
             let percent = 100.0 * load.peak_bytes as f64 / device.memory as f64;
             format!(
-                "{} is expected to need {percent:.0} % of its memory: a little more than is predicted, and it ends",
+                "{} is expected to need {percent:.0} % of its memory, so little is left for what is not predicted",
                 device.name
             )
         }));
