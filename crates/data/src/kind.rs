@@ -145,7 +145,11 @@ impl FileKind {
             let is_page = role != Role::Text && PAGES.iter().any(|begin| lower.starts_with(begin));
             is_page.then_some(Self { name: "a web page", holds: Page })
         };
-        found.find(own).or_else(page).or_else(binary)
+        let text = || {
+            let is_text = is_text && !start.is_empty() && matches!(role, Role::Tensors | Role::Archive);
+            is_text.then_some(Self { name: "a text file", holds: Other })
+        };
+        found.find(own).or_else(page).or_else(text).or_else(binary)
     }
 
     /// The kind of the file at `path`. `None` if it is one that `role` takes, of an unknown kind, or cannot be read.
@@ -231,5 +235,9 @@ mod tests {
         assert_eq!(name(&safetensors, Role::Tensors), None);
         assert_eq!(name(b"PK\x03\x04\x14\0\0\0", Role::Archive), None);
         assert_eq!(name(&safetensors, Role::Archive), Some("a safetensors file"));
+        for role in [Role::Tensors, Role::Archive] {
+            assert_eq!(name(b"a,b\n1,2\n", role), Some("a text file"));
+            assert_eq!(name(b"", role), None);
+        }
     }
 }

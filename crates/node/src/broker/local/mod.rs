@@ -162,7 +162,9 @@ async fn outcome(mut child: Child, name: &str, log: Option<&Path>, killed: Memor
             let last = lines.next().unwrap_or("it left no message");
             // A hint says little without the error above it.
             let last = match (last.strip_prefix("hint: "), lines.next()) {
-                (Some(hint), Some(error)) => format!("{}: {hint}", error.trim_start_matches("error: ")),
+                (Some(hint), Some(error)) => {
+                    format!("{}: {hint}", error.trim_start_matches("error: ").trim_start_matches("caused by: "))
+                }
                 _ => last.to_owned(),
             };
             match killed.verdict(status, &last) {
