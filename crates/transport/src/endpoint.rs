@@ -53,7 +53,7 @@ pub enum ConnectError {
         addr: PeerAddr,
         /// The time spent.
         after: Duration,
-        /// What keeps packets of this machine from there, with advice: [`obstacle_to`].
+        /// The obstacle for packets of this machine, with advice: [`obstacle_to`].
         obstacle: Option<String>,
     },
     /// The machines at all addresses of the peer say that nobody listens there. See

@@ -9,8 +9,8 @@ use crate::key::PeerAddr;
 /// The UDP payload that QUIC's first packets have at least, in bytes (RFC 9000, section 14.1).
 const LEAST_PAYLOAD: u32 = 1200;
 
-/// What keeps packets of this machine from all addresses of a peer, with advice, as far as its own interfaces tell.
-/// `None` if nothing here does, or if a relay leads to the peer.
+/// The obstacle that keeps packets of this machine from all addresses of a peer, with advice, as far as its own
+/// interfaces tell. `None` if there is none here, or if a relay leads to the peer.
 pub fn obstacle_to(peer: &PeerAddr) -> Option<String> {
     if peer.relay.is_some() {
         return None;

@@ -118,7 +118,7 @@ pub async fn conduct(
         move |event| drop(events.send(Incoming::Keeper(event)))
     };
     let mut store = Store::open(directory.as_deref(), resume, left.as_ref(), subject, frozen, &job, keeper_events)?;
-    origin.keep_graph(&store.directory().join(GRAPH))?;
+    origin.keep_graph(&store.directory().join(GRAPH)).inspect_err(|_| store.discard_unbegun())?;
     store.take_notes().into_iter().for_each(|text| note(observer, text));
     // Processes of this machine need no relay.
     let relay = if joiners { job.network.relay.clone() } else { Relay::None };

@@ -46,8 +46,7 @@ pub(crate) struct Offloaded {
 
 /// The shares of a device's memory that a plan may use where it offloads, in the order in which they are tried. Such a
 /// plan would use all of its memory otherwise. But allocators round sizes up, mimalloc by up to an eighth, and
-/// predictions of memory are off by a few percent. So more of the memory is used only where less is not enough. With all
-/// of it, a peer in a cgroup of 131 MiB was killed.
+/// predictions of memory are off by a few percent. So more of the memory is used only where less is not enough.
 pub(crate) const MEMORY_SHARES: [f64; 2] = [0.85, 0.95];
 
 /// The Programs of a shorter step, on which choices are made: each holds at most as much as that of the whole step.

@@ -63,7 +63,7 @@ pub struct RunDir {
     tensorboard: TensorBoard,
     /// If the run is new: the directories that were made for it, the innermost first.
     made: Option<Vec<PathBuf>>,
-    /// What the file system does not do.
+    /// Notes about promises that the file system does not keep.
     notes: Vec<String>,
 }
 
@@ -155,7 +155,9 @@ impl RunDir {
             None => next_in(Path::new("runs"))?,
         };
         let taken = |found| RunDirError::Taken { path: path.clone(), found, resumable: is_resumable(&path) };
-        if let Some(found) = [PLAN, METRICS, SUMMARY, CHECKPOINTS].into_iter().find(|name| path.join(name).exists()) {
+        if let Some(found) =
+            [PLAN, METRICS, SUMMARY, CHECKPOINTS, GRAPH].into_iter().find(|name| path.join(name).exists())
+        {
             return Err(taken(found));
         }
         let job_path = path.join(JOB);

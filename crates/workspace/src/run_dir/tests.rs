@@ -94,6 +94,16 @@ fn a_run_writes_the_documented_files() {
     "#);
 }
 
+/// A run that never begins removes its files. A file that was there before it is not among them.
+#[test]
+fn a_file_with_the_name_of_the_graph_is_not_taken_for_the_runs_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let graph = dir.path().join("graph.pt2");
+    fs::write(&graph, "a model of the user").unwrap();
+    assert!(matches!(RunDir::create(Some(dir.path()), ""), Err(RunDirError::Taken { found: "graph.pt2", .. })));
+    assert!(graph.exists() && !dir.path().join("job.toml").exists());
+}
+
 #[test]
 fn another_run_is_not_overwritten() {
     let dir = tempfile::tempdir().unwrap();

@@ -25,7 +25,7 @@ use crate::web::SharedBoard;
 
 /// The run directory, its checkpoints, and the figures of the steps so far.
 pub(crate) struct Store {
-    /// What the file system of the run does not do.
+    /// Notes about promises that the file system of the run does not keep.
     notes: Vec<String>,
     ledger: Ledger,
     keeper: Keeper,
