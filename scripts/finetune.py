@@ -3,13 +3,13 @@
     cargo build --release
     python3 scripts/finetune.py FOLDER [--steps 50] [--mbps 8] [--full]
 
-It needs torch, transformers and peft, and the program as `scripts/common.py` finds it. FOLDER is an instruction-tuned model with a template for chats, such as
-SmolLM2-135M-Instruct. Both sides start from the same adapters and draw the same batches: 4 conversations of up to 128
-tokens. With --mbps, the peers are hosts with a line of that rate each, for which it takes root, and another host takes
-the place of the one that is killed. With --full, all weights are trained, and PEFT is left out. It prints one JSON
-object: the largest difference of two losses, seconds a step on both sides, the memory of each
-peer, predicted and measured, what happened to the one that was killed, and answers before and after, here and by PEFT with the exported
-adapter.
+It needs torch, transformers and peft, and the program as `scripts/common.py` finds it. FOLDER is an instruction-tuned
+model with a template for chats, such as SmolLM2-135M-Instruct. Both sides start from the same adapters and draw the same
+batches: 4 conversations of up to 128 tokens. With --mbps, the peers are hosts with a line of that rate each, for which
+it takes root, and another host takes the place of the one that is killed. With --full, all weights are trained, and
+PEFT is left out. It prints one JSON object: the largest difference of two losses, seconds a step on both sides, the
+memory of each peer, predicted and measured, the seconds and bytes that the lost peer cost, and answers before and
+after, here and by PEFT with the exported adapter.
 """
 
 import argparse

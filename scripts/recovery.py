@@ -109,7 +109,8 @@ def deaths(directory):
         summary = json.loads((run / "summary.json").read_text())
         for i in summary["incidents"]:
             parts = ", ".join(f"{part[:-2].replace('_', ' ')} {i[part]:.2f} s" for part in i if part.endswith("_s"))
-            print(f"  {i['peer']} at step {i['step']}, back to {i['restarted_at']}: {parts}")
+            moved = i["restored_bytes"] / 1e6
+            print(f"  {i['peer']} at step {i['step']}, back to {i['restarted_at']}: {parts}, {moved:.1f} MB moved")
         cost = sum(i[part] for i in summary["incidents"] for part in i if part.endswith("_s"))
         steps = [line["step_s"] for line in metrics(run)]
         print(f"{len(steps)} steps, {sum(steps):.0f} s in steps that count, {cost:.1f} s in interruptions")

@@ -449,6 +449,7 @@ fn outlives_a_killed_peer(options: &[&str]) {
     let summary: serde_json::Value = serde_json::from_str(&summary).unwrap();
     let [incident] = &summary["incidents"].as_array().unwrap()[..] else { panic!("{summary}") };
     assert_eq!(incident["peer"], "peer-1");
+    assert!(incident["restored_bytes"].as_u64() > Some(0), "two peers took over its share: {incident}");
     let names: Vec<&str> = summary["peers"].as_array().unwrap().iter().filter_map(|p| p["name"].as_str()).collect();
     assert_eq!(names, ["peer-0", "peer-2"]);
     let model = |run: &Path| std::fs::read(run.join("checkpoints/step-400/model.safetensors")).unwrap();
@@ -571,6 +572,7 @@ fn a_run_outlives_its_broker_bit_for_bit() {
     let [incident] = &summary["incidents"].as_array().unwrap()[..] else { panic!("{summary}") };
     assert_eq!(incident["kind"], "broker");
     assert!(incident["restarted_at"].as_u64() > Some(0), "it goes on from a cut: {incident}");
+    assert_eq!(incident["restored_bytes"], 0, "each peer has its share itself: {incident}");
     let again = incident["step"].as_u64() > incident["restarted_at"].as_u64();
     assert_eq!(incident["lost_work_s"].as_f64() > Some(0.0), again, "steps that are done again take time: {incident}");
     let model = |run: &Path| std::fs::read(run.join("checkpoints/step-2500/model.safetensors")).unwrap();

@@ -67,6 +67,9 @@ pub struct IncidentSummary {
     pub replanned_s: f64,
     /// Seconds from then until all peers were ready.
     pub restored_s: f64,
+    /// Bytes of the tensors that peers needed for that: from each other, and from the broker.
+    #[serde(default)]
+    pub restored_bytes: u64,
     /// Seconds of training that were lost.
     pub lost_work_s: f64,
 }

@@ -19,7 +19,7 @@ fn a_line_has_the_time_the_name_and_the_fields() {
     assert_snapshot!(json(Event::Measuring), @r#"{"time":1.5,"event":"measuring"}"#);
     let incident =
         IncidentSummary { kind: "lost".into(), peer: "attic".into(), step: 7, restarted_at: 6, ..Default::default() };
-    assert_snapshot!(json(Event::Started { incidents: vec![incident] }), @r#"{"time":1.5,"event":"started","incidents":[{"kind":"lost","peer":"attic","step":7,"restarted_at":6,"detected_s":0.0,"replanned_s":0.0,"restored_s":0.0,"lost_work_s":0.0}]}"#);
+    assert_snapshot!(json(Event::Started { incidents: vec![incident] }), @r#"{"time":1.5,"event":"started","incidents":[{"kind":"lost","peer":"attic","step":7,"restarted_at":6,"detected_s":0.0,"replanned_s":0.0,"restored_s":0.0,"restored_bytes":0,"lost_work_s":0.0}]}"#);
     // JSON has no number for it.
     let diverged = Event::Evaluated { step: 3, val_loss: None, val_accuracy: Some(0.125) };
     assert_snapshot!(json(diverged.clone()), @r#"{"time":1.5,"event":"evaluated","step":3,"val_loss":null,"val_accuracy":0.125}"#);

@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use fusionllm_graph::units::bytes;
 use hosts::{Hosts, Running};
 use serde_json::Value;
 
@@ -258,13 +259,14 @@ fn main() -> Result<(), String> {
     for incident in summary["incidents"].as_array().into_iter().flatten() {
         let seconds = |key: &str| incident[key].as_f64().unwrap_or(f64::NAN);
         println!(
-            "{:>9} {:<12} at step {:5}, back to {:5}: detected {:5.2} s, planned {:5.2} s, restored {:5.2} s, lost {:5.2} s",
+            "{:>9} {:<12} at step {:5}, back to {:5}: detected {:5.2} s, planned {:5.2} s, restored {} in {:5.2} s, lost {:5.2} s",
             incident["kind"].as_str().unwrap_or_default(),
             incident["peer"].as_str().unwrap_or_default(),
             incident["step"],
             incident["restarted_at"],
             seconds("detected_s"),
             seconds("replanned_s"),
+            bytes(incident["restored_bytes"].as_u64().unwrap_or_default()),
             seconds("restored_s"),
             seconds("lost_work_s"),
         );

@@ -152,10 +152,20 @@ impl Conductor<'_> {
         }
         let Some(link) = self.links.get(member) else { return Ok(()) };
         let types = assignment.tensor_types();
-        let from_broker = assignment.sources.iter().filter(|(_, source)| **source == Source::Broker);
-        let keys: Vec<TensorKey> = from_broker.map(|(key, _)| key.clone()).collect();
-        let to_send = |key: &TensorKey| types.get(key).map_or(0, |ty| contents.bytes(key, ty) as u64);
-        loading.total += keys.iter().map(to_send).sum::<u64>();
+        let mut keys = Vec::new();
+        for (key, source) in &assignment.sources {
+            let Some(ty) = types.get(key) else { continue };
+            match source {
+                Source::Broker => {
+                    let bytes = contents.bytes(key, ty) as u64;
+                    loading.total += bytes;
+                    loading.moved += bytes;
+                    keys.push(key.clone());
+                }
+                Source::Member(from) | Source::Shelf(from) if *from != member => loading.moved += ty.bytes() as u64,
+                Source::Member(_) | Source::Shelf(_) | Source::Seed => {}
+            }
+        }
         let load = Load {
             connection: link.connection.clone(),
             generation: assignment.generation,

@@ -62,6 +62,8 @@ pub(super) struct Loading {
     pub(super) sent: Arc<AtomicU64>,
     /// Bytes of all tensors to send.
     pub(super) total: u64,
+    /// Bytes of all tensors that no peer of the generation had itself, from whomever they come.
+    pub(super) moved: u64,
 }
 
 impl Loading {

@@ -39,7 +39,8 @@ impl Conductor<'_> {
                 Event::Poisoned { peer, step: *step, what, advice: (*advice).to_owned() }
             }
             Notice::Started { incidents, .. } => {
-                let incidents: Vec<_> = incidents.iter().map(|i| summary(i, &name(i.member))).collect();
+                let moved = self.current.as_ref().map_or(0, |current| current.loading.moved);
+                let incidents: Vec<_> = incidents.iter().map(|i| summary(i, &name(i.member), moved)).collect();
                 incidents.iter().for_each(|incident| self.store.incident(incident.clone()));
                 Event::Started { incidents }
             }
@@ -62,7 +63,7 @@ impl Conductor<'_> {
     }
 }
 
-fn summary(incident: &Incident, peer: &str) -> IncidentSummary {
+fn summary(incident: &Incident, peer: &str, restored_bytes: u64) -> IncidentSummary {
     IncidentSummary {
         kind: incident.kind.name().to_owned(),
         peer: peer.to_owned(),
@@ -71,6 +72,7 @@ fn summary(incident: &Incident, peer: &str) -> IncidentSummary {
         detected_s: incident.detected_s,
         replanned_s: incident.replanned_s,
         restored_s: incident.restored_s,
+        restored_bytes,
         lost_work_s: incident.lost_work_s,
     }
 }
