@@ -1,5 +1,6 @@
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
+use foldhash::{HashSet, HashSetExt};
 use fusionllm_compress::Codec;
 use fusionllm_graph::{Graph, NodeId};
 use fusionllm_program::PeerId;

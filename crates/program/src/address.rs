@@ -75,6 +75,14 @@ impl Address {
         }
     }
 
+    /// The same tensor of another micro-batch. One that belongs to none stays as it is.
+    pub fn of_micro_batch(mut self, other: u32) -> Self {
+        if let Self::Value { micro_batch, .. } | Self::BufferAfter { micro_batch, .. } = &mut self {
+            *micro_batch = other;
+        }
+        self
+    }
+
     /// The place on a peer where the tensor of a message is.
     pub fn place(self) -> Self {
         match self {

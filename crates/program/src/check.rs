@@ -1,8 +1,9 @@
 //! Validation of a Program that came over the network.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
+use foldhash::{HashSet, HashSetExt};
 use fusionllm_compress::Codec;
 use fusionllm_graph::{DType, TensorType, Value, ValueId, ValueKind};
 

@@ -1,7 +1,6 @@
 //! The instructions that free values, and where they stand.
 
-use std::collections::HashSet;
-
+use foldhash::{HashSet, HashSetExt};
 use fusionllm_graph::ValueId;
 
 use crate::{Access, Address, Instruction, Program};

@@ -161,6 +161,23 @@ impl Instruction {
             Self::Join { .. } | Self::Reduce { .. } | Self::Clip | Self::Update { .. } => None,
         }
     }
+
+    /// The same instruction for another micro-batch. One that belongs to none stays as it is.
+    pub fn of_micro_batch(mut self, other: u32) -> Self {
+        match &mut self {
+            Self::Receive { tensor, .. }
+            | Self::Send { tensor, .. }
+            | Self::Offload { tensor, .. }
+            | Self::Load { tensor, .. } => *tensor = tensor.of_micro_batch(other),
+            Self::Run { micro_batch, .. }
+            | Self::Free { micro_batch, .. }
+            | Self::Accumulate { micro_batch, .. }
+            | Self::UpdateState { micro_batch, .. }
+            | Self::Report { micro_batch, .. } => *micro_batch = other,
+            Self::Join { .. } | Self::Reduce { .. } | Self::Clip | Self::Update { .. } => {}
+        }
+        self
+    }
 }
 
 /// One use's part of a parameter's gradient, summed over the micro-batches of one turn. Turns

@@ -1,8 +1,9 @@
 //! The bytes that a peer holds while it runs a Program.
 
+use std::collections::BTreeMap;
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap, HashSet};
 
+use foldhash::{HashMap, HashMapExt, HashSet, HashSetExt};
 use fusionllm_graph::{Node, NodeId, Op, Phase, Value, ValueId, ValueKind};
 
 use crate::{Access, Address, Instruction, Program};

@@ -1,7 +1,8 @@
 //! The places of a graph's nodes and tensors, and the times when they are needed.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
+use foldhash::{HashSet, HashSetExt};
 use fusionllm_graph::{Graph, NodeId, Phase, StateUpdate, TrainGraph, ValueId};
 use fusionllm_program::{GradientPart, PassKind, PeerId, Reduction};
 

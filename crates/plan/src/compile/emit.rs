@@ -1,7 +1,6 @@
 //! The instructions of one peer.
 
-use std::collections::HashSet;
-
+use foldhash::{HashSet, HashSetExt};
 use fusionllm_graph::{NodeId, StateUpdate, ValueId, ValueKind};
 use fusionllm_program::{Address, Instruction, PassKind, PeerId};
 

@@ -1,9 +1,10 @@
 //! The choice of the tensors that leave a device's memory, and of those that are computed again.
 
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
+use foldhash::{HashMap, HashMapExt};
 use fusionllm_graph::NodeId;
 use fusionllm_program::{Address, Instruction, Medium, Memory, Optimizer, Program};
 

@@ -1,7 +1,8 @@
 //! Activations that backward computes again, instead of having them kept.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
+use foldhash::{HashMap, HashMapExt, HashSet, HashSetExt};
 use fusionllm_graph::{NodeId, Phase, ValueId, ValueKind};
 use fusionllm_program::{Bytes, Instruction, Program, storage};
 

@@ -1,8 +1,9 @@
 //! Writes into a peer's Program the instructions that offload and recompute tensors.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
+use foldhash::{HashMap, HashMapExt, HashSet};
 use fusionllm_graph::{ValueId, ValueKind};
 use fusionllm_program::{Access, Address, Instruction, Program};
 

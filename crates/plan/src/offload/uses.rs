@@ -1,7 +1,8 @@
 //! When a Program needs the tensors that it could move.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
+use foldhash::{HashMap, HashMapExt};
 use fusionllm_graph::ValueId;
 use fusionllm_program::{Access, Address, Instruction, Program, storage};
 

@@ -1,7 +1,8 @@
 //! From a cluster to units: single devices, or devices joined as replicas.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
+use foldhash::HashMap;
 use fusionllm_program::PeerId;
 
 use crate::cost::congestion::window_rate;

@@ -1,7 +1,6 @@
 //! The cost of Programs: the steps of each peer, its messages, and the channels that the messages take.
 
-use std::collections::HashMap;
-
+use foldhash::{HashMap, HashMapExt};
 use fusionllm_compress::Codec;
 use fusionllm_graph::ValueId;
 use fusionllm_program::{Address, PeerId, Program, ProgramError};
@@ -50,8 +49,7 @@ pub(super) struct Load {
 
 impl Load {
     pub(super) fn new(programs: &[Program], cluster: &Cluster, options: &SimulateOptions) -> Result<Self, PlanError> {
-        let mut routes =
-            Routes { cluster, channels: Vec::new(), known: HashMap::new(), lines: Vec::new(), numbers: HashMap::new() };
+        let mut routes = Routes::new(cluster);
         let messages = messages(programs, &mut routes)?;
         let control = |from, to, bytes| {
             let link = cluster.link(from, to).ok_or_else(|| no_link(cluster, from, to))?;
@@ -187,7 +185,11 @@ struct Routes<'a> {
     numbers: HashMap<Line, u32>,
 }
 
-impl Routes<'_> {
+impl<'a> Routes<'a> {
+    fn new(cluster: &'a Cluster) -> Self {
+        Self { cluster, channels: Vec::new(), known: HashMap::new(), lines: Vec::new(), numbers: HashMap::new() }
+    }
+
     fn channel(&mut self, from: PeerId, to: PeerId) -> Result<u32, PlanError> {
         if let Some(&id) = self.known.get(&(from, to)) {
             return Ok(id);
@@ -221,5 +223,51 @@ impl Routes<'_> {
             channel.shared = shared;
         }
         (self.channels, self.lines)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fusionllm_graph::ops::AdamwStep;
+    use fusionllm_graph::{DType, autodiff};
+    use fusionllm_models::{Gpt2Config, ResNetConfig};
+    use fusionllm_program::Optimizer;
+
+    use super::super::stretches::Stretches;
+    use super::*;
+    use crate::compile::compile;
+    use crate::cost::{Device, Rates, Site};
+    use crate::plan::Plan;
+    use crate::schedule::Schedule;
+
+    /// Two peers share the second of three stages, the first one has the last stage too, and a buffer changes.
+    #[test]
+    fn a_stretch_that_repeats_another_has_the_same_steps() {
+        let adamw = Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 });
+        let gpt2 = Gpt2Config { n_layer: 4, n_embd: 32, n_head: 2, vocab_size: 65, ..Gpt2Config::default() };
+        let resnet = ResNetConfig::default();
+        let rates = Rates { matmul: 1e12, convolution: 1e12, memory: 1e11, overhead: 1e-6 };
+        let link = Link { latency: 1e-3, bandwidth: 1e8 };
+        let site = Site { name: "hall".into(), inside: Some(link), uplink: None, downlink: None };
+        let device = |name: &str| Device { site: Some(0), ..Device::new(name, rates, 1 << 30) };
+        let devices = ["a", "b", "c"].map(device).to_vec();
+        let cluster = Cluster::new(devices, vec![site], Vec::new(), None).unwrap();
+        for graph in [gpt2.build(2, 16, DType::F32).unwrap(), resnet.build(2, 32, DType::F32).unwrap()] {
+            let train = autodiff::differentiate(&graph, graph.outputs["loss"]).unwrap();
+            let nodes = graph.nodes.len();
+            let stage_of: Vec<u32> = (0..nodes).map(|n| (3 * n / nodes) as u32).collect();
+            for schedule in Schedule::ALL {
+                let names = ["a", "b", "c"].map(String::from).to_vec();
+                let mut plan = Plan::from_stages(&graph, &stage_of, &[0, 1, 0], names, 9, schedule, "test");
+                plan.stages[1].peers = vec![1, 2];
+                let programs = compile(&plan, &graph, &train).unwrap();
+                let messages = messages(&programs, &mut Routes::new(&cluster)).unwrap();
+                for (program, device) in programs.iter().zip(cluster.devices()) {
+                    let writer = || Writer::new(program, device, &SimulateOptions::new(adamw), &messages).unwrap();
+                    let each = writer().steps_of(Stretches::new(program).never_repeated()).unwrap();
+                    assert!(writer().steps().unwrap() == each, "{schedule:?}, {}", program.peer);
+                }
+            }
+        }
     }
 }

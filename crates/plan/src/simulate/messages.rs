@@ -1,7 +1,6 @@
 //! The messages of a training step.
 
-use std::collections::HashMap;
-
+use foldhash::HashMap;
 use fusionllm_graph::{TensorType, ValueId};
 use fusionllm_program::{Address, PeerId, Program, ProgramError};
 

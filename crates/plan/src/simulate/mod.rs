@@ -13,6 +13,7 @@ mod load;
 mod messages;
 mod network;
 mod steps;
+mod stretches;
 mod what_if;
 
 pub use activities::activities;

@@ -267,7 +267,7 @@ mod tests {
         Load {
             steps: Vec::new(),
             messages,
-            index: std::collections::HashMap::new(),
+            index: foldhash::HashMap::default(),
             channels,
             lines,
             inputs: Vec::new(),

@@ -1,18 +1,21 @@
 //! One peer's instructions as steps that take time.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::BTreeMap;
+use std::ops::Range;
 
+use foldhash::{HashMap, HashMapExt, HashSet, HashSetExt};
 use fusionllm_graph::{NodeId, ValueId};
 use fusionllm_program::{Access, Address, Instruction, Medium, Memory, PeerId, Program, ProgramError};
 
 use super::activities::activities;
 use super::messages::{Messages, value_type};
+use super::stretches::{Stretches, Written};
 use super::{Activity, SimulateOptions};
 use crate::cost::{CopyDirection, Device, signature, squared_norm, sum, update};
 use crate::error::PlanError;
 
 /// One step of a peer.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Step {
     /// Computes, and holds at most `peak` bytes meanwhile.
     Compute { activity: Activity, micro_batch: Option<u32>, seconds: f64, peak: u64 },
@@ -50,6 +53,10 @@ pub(super) struct Writer<'a> {
     nodes: Vec<NodeCost>,
     first_node: u32,
     memory: Memory<'a>,
+    /// By micro-batch: the instructions that [`Self::memory`] has not counted, because their steps were known.
+    uncounted: HashMap<u32, Vec<Range<usize>>>,
+    /// By how many bytes these instructions change what is held.
+    uncounted_bytes: i64,
     /// Bytes that stay from step to step.
     kept: u64,
     /// The number of the optimizer's slots.
@@ -87,6 +94,8 @@ impl<'a> Writer<'a> {
             nodes: node_costs(program, device)?,
             first_node: program.nodes.keys().next().map_or(0, |n| n.0),
             memory: Memory::new(program),
+            uncounted: HashMap::new(),
+            uncounted_bytes: 0,
             kept: program.kept_bytes(options.optimizer.slots().len()),
             slots: options.optimizer.slots().len(),
             updates,
@@ -96,60 +105,143 @@ impl<'a> Writer<'a> {
         })
     }
 
-    pub(super) fn steps(mut self) -> Result<Vec<Step>, PlanError> {
-        let program = self.program;
-        let activities = activities(program);
-        for (at, (i, (activity, micro_batch))) in program.instructions.iter().zip(activities).enumerate() {
-            let held = self.kept.saturating_add(self.memory.step(at));
-            match *i {
-                Instruction::Receive { tensor, .. } => self.receive(tensor, activity, held)?,
-                Instruction::Send { tensor, to } => self.send(tensor, to, activity, held)?,
-                Instruction::Run { node, .. } => {
-                    let NodeCost { seconds, scratch } = self.node(node)?;
-                    self.compute(activity, micro_batch, seconds, held + scratch);
-                }
-                Instruction::Accumulate { parameter, part, .. } => {
-                    let first = self.sums.insert(Address::Part { parameter, part });
-                    let seconds = if first { 0.0 } else { self.cost(parameter)?.sum };
-                    self.compute(activity, micro_batch, seconds, held);
-                }
-                Instruction::Free { .. } | Instruction::UpdateState { .. } | Instruction::Report { .. } => {}
-                Instruction::Join { parameter, .. } => {
-                    self.compute(activity, micro_batch, self.cost(parameter)?.sum, held);
-                }
-                Instruction::Reduce { parameter } => {
-                    let seconds = self.cost(parameter)?.sum;
-                    let more = program.reductions[&parameter].terms().count().saturating_sub(1);
-                    self.compute(activity, micro_batch, more as f64 * seconds, held);
-                }
-                Instruction::Clip => {
-                    let seconds = program.owned().map(|(parameter, _)| self.updates[&parameter].norm).sum();
-                    self.compute(activity, micro_batch, seconds, held);
-                    self.out.push(Step::Clip);
-                }
-                Instruction::Update { parameter } => {
-                    self.compute(activity, micro_batch, self.cost(parameter)?.optimizer, held);
-                }
-                Instruction::Offload { tensor, to } if !self.unchanged.contains(&tensor) => {
-                    self.movement(tensor, CopyDirection::Download, to, held);
-                }
-                Instruction::Offload { .. } => {}
-                Instruction::Load { tensor, from } => {
-                    self.movement(tensor, CopyDirection::Upload, from, held);
-                    if tensor.stays() {
-                        self.unchanged.insert(tensor);
-                    }
-                }
-            }
-            if !self.unchanged.is_empty() {
-                i.effects(program, self.slots, |tensor, access| {
-                    if matches!(access, Access::Change | Access::Replace) {
-                        self.unchanged.remove(&tensor);
-                    }
-                });
+    pub(super) fn steps(self) -> Result<Vec<Step>, PlanError> {
+        let stretches = Stretches::new(self.program);
+        self.steps_of(stretches)
+    }
+
+    pub(super) fn steps_of(mut self, mut stretches: Stretches<'_>) -> Result<Vec<Step>, PlanError> {
+        let activities = activities(self.program);
+        let mut at = 0;
+        while at < self.program.instructions.len() {
+            let range = stretches.starting_at(at);
+            at = range.end;
+            if let Some((micro_batch, written)) = stretches.repeated(&range) {
+                self.repeat(range, micro_batch, written)?;
+            } else {
+                let written = self.write(range.clone(), &activities)?;
+                stretches.remember(range, written);
             }
         }
         Ok(self.out)
+    }
+
+    /// Writes the steps of a stretch as they were written for another micro-batch.
+    fn repeat(&mut self, range: Range<usize>, micro_batch: u32, written: &Written) -> Result<(), PlanError> {
+        let more = self.held(self.memory.live()).cast_signed() - written.held.cast_signed();
+        for &(mut step, at) in &written.steps {
+            if let Step::Compute { activity, seconds, peak, .. } = step {
+                self.compute(activity, Some(micro_batch), seconds, peak.saturating_add_signed(more));
+                continue;
+            }
+            let it = match self.program.instructions[range.start + at] {
+                Instruction::Receive { tensor, .. } => self.messages.find(self.program.peer, tensor),
+                Instruction::Send { tensor, to } => self.messages.find(to, tensor),
+                _ => None,
+            };
+            let (found, _) = it.ok_or_else(|| self.not_validated())?;
+            match &mut step {
+                Step::Receive { message } | Step::Send { message } => *message = found,
+                Step::Exchange { message, micro_batch: of, peak, .. } => {
+                    (*message, *of, *peak) = (found, Some(micro_batch), peak.saturating_add_signed(more));
+                }
+                Step::Compute { .. } | Step::Clip => {}
+            }
+            self.out.push(step);
+        }
+        self.uncounted.entry(micro_batch).or_default().push(range);
+        self.uncounted_bytes += written.change;
+        Ok(())
+    }
+
+    /// Bytes held in all if the memory counts `live` of them.
+    fn held(&self, live: u64) -> u64 {
+        self.kept.saturating_add(live).saturating_add_signed(self.uncounted_bytes)
+    }
+
+    /// Lets the memory count what was left out of this micro-batch.
+    fn catch_up(&mut self, micro_batch: u32) {
+        for range in self.uncounted.remove(&micro_batch).unwrap_or_default() {
+            let before = self.memory.live();
+            range.for_each(|at| _ = self.memory.step(at));
+            self.uncounted_bytes -= self.memory.live().cast_signed() - before.cast_signed();
+        }
+    }
+
+    /// Writes the steps of a stretch. Returns them if a later micro-batch can repeat them.
+    fn write(
+        &mut self,
+        range: Range<usize>,
+        activities: &[(Activity, Option<u32>)],
+    ) -> Result<Option<Written>, PlanError> {
+        let micro_batch = self.program.instructions[range.start].micro_batch();
+        micro_batch.into_iter().for_each(|micro_batch| self.catch_up(micro_batch));
+        let (first, held, sums) = (self.out.len(), self.held(self.memory.live()), self.sums.len());
+        // Its first step may extend the last one.
+        let joins = matches!(self.out.last(), Some(Step::Compute { micro_batch: m, .. }) if *m == micro_batch);
+        let mut places = Vec::new();
+        for at in range.clone() {
+            self.instruction(at, activities[at])?;
+            places.resize(self.out.len() - first, at - range.start);
+        }
+        let change = self.held(self.memory.live()).cast_signed() - held.cast_signed();
+        let steps = || self.out[first..].iter().copied().zip(places).collect();
+        Ok((!joins && self.sums.len() == sums).then(|| Written { steps: steps(), held, change }))
+    }
+
+    fn instruction(&mut self, at: usize, (activity, micro_batch): (Activity, Option<u32>)) -> Result<(), PlanError> {
+        let program = self.program;
+        let i = &program.instructions[at];
+        let live = self.memory.step(at);
+        let held = self.held(live);
+        match *i {
+            Instruction::Receive { tensor, .. } => self.receive(tensor, activity, held)?,
+            Instruction::Send { tensor, to } => self.send(tensor, to, activity, held)?,
+            Instruction::Run { node, .. } => {
+                let NodeCost { seconds, scratch } = self.node(node)?;
+                self.compute(activity, micro_batch, seconds, held + scratch);
+            }
+            Instruction::Accumulate { parameter, part, .. } => {
+                let first = self.sums.insert(Address::Part { parameter, part });
+                let seconds = if first { 0.0 } else { self.cost(parameter)?.sum };
+                self.compute(activity, micro_batch, seconds, held);
+            }
+            Instruction::Free { .. } | Instruction::UpdateState { .. } | Instruction::Report { .. } => {}
+            Instruction::Join { parameter, .. } => {
+                self.compute(activity, micro_batch, self.cost(parameter)?.sum, held);
+            }
+            Instruction::Reduce { parameter } => {
+                let seconds = self.cost(parameter)?.sum;
+                let more = program.reductions[&parameter].terms().count().saturating_sub(1);
+                self.compute(activity, micro_batch, more as f64 * seconds, held);
+            }
+            Instruction::Clip => {
+                let seconds = program.owned().map(|(parameter, _)| self.updates[&parameter].norm).sum();
+                self.compute(activity, micro_batch, seconds, held);
+                self.out.push(Step::Clip);
+            }
+            Instruction::Update { parameter } => {
+                self.compute(activity, micro_batch, self.cost(parameter)?.optimizer, held);
+            }
+            Instruction::Offload { tensor, to } if !self.unchanged.contains(&tensor) => {
+                self.movement(tensor, CopyDirection::Download, to, held);
+            }
+            Instruction::Offload { .. } => {}
+            Instruction::Load { tensor, from } => {
+                self.movement(tensor, CopyDirection::Upload, from, held);
+                if tensor.stays() {
+                    self.unchanged.insert(tensor);
+                }
+            }
+        }
+        if !self.unchanged.is_empty() {
+            i.effects(program, self.slots, |tensor, access| {
+                if matches!(access, Access::Change | Access::Replace) {
+                    self.unchanged.remove(&tensor);
+                }
+            });
+        }
+        Ok(())
     }
 
     fn not_validated(&self) -> PlanError {
@@ -179,7 +271,7 @@ impl<'a> Writer<'a> {
             ProgramError(format!("{} sends {to} a message that {to} does not expect", self.program.peer))
         })?;
         self.out.push(Step::Send { message });
-        self.exchange((tensor, activity), message, false, self.kept.saturating_add(self.memory.live()));
+        self.exchange((tensor, activity), message, false, self.held(self.memory.live()));
         Ok(())
     }
 

@@ -1,7 +1,6 @@
 //! Hosts and their network cards.
 
-use std::collections::HashMap;
-
+use foldhash::{HashMap, HashMapExt};
 use fusionllm_program::PeerId;
 
 use super::{Cluster, Link, Place, Site};

@@ -1,6 +1,6 @@
 //! The rules that the parts of a cluster keep.
 
-use std::collections::{HashMap, HashSet};
+use foldhash::{HashMap, HashMapExt, HashSet, HashSetExt};
 
 use super::{Cluster, Link, Place};
 use crate::cost::{Device, Rates};
