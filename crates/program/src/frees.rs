@@ -1,6 +1,6 @@
 //! The instructions that free values, and where they stand.
 
-use foldhash::{HashSet, HashSetExt};
+use foldhash::{HashMap, HashMapExt, HashSet, HashSetExt};
 use fusionllm_graph::ValueId;
 
 use crate::{Access, Address, Instruction, Program};
@@ -10,9 +10,17 @@ impl Program {
     /// again is also freed before that. The Program may not have any `Free` yet.
     pub fn insert_frees(&mut self) {
         let mut unused: HashSet<(ValueId, u32)> = HashSet::new();
+        // An instruction uses the same values of every micro-batch.
+        let mut uses: HashMap<Instruction, Vec<(ValueId, Access)>> = HashMap::new();
         let mut reversed = Vec::with_capacity(self.instructions.len() * 2);
         for i in std::mem::take(&mut self.instructions).into_iter().rev() {
-            self.values_of(&i, |value, micro_batch, access| {
+            let used = uses.entry(i.of_micro_batch(0)).or_insert_with(|| {
+                let mut used = Vec::new();
+                self.values_of(&i, |value, _, access| used.push((value, access)));
+                used
+            });
+            let micro_batch = i.micro_batch().unwrap_or_default();
+            for &mut (value, access) in used {
                 if unused.insert((value, micro_batch)) {
                     reversed.push(Instruction::Free { value, micro_batch });
                 }
@@ -20,7 +28,7 @@ impl Program {
                 if access == Access::Make {
                     unused.remove(&(value, micro_batch));
                 }
-            });
+            }
             reversed.push(i);
         }
         reversed.reverse();

@@ -32,22 +32,33 @@ impl Compression {
         cluster: Option<&Cluster>,
         optimizer: Optimizer,
     ) -> Result<Vec<LinkCodec>, PlanError> {
+        let simulator = |cluster| Simulator::new(programs, cluster, &SimulateOptions::new(optimizer));
+        let mut simulator = cluster.filter(|_| self.looks_for_need()).map(simulator).transpose()?;
+        self.choose_with(&mut programs.to_vec(), cluster, simulator.as_mut())
+    }
+
+    /// See [`Self::choose`]. `simulator` is that of the programs, on the cluster. Both are left with any codecs.
+    pub(crate) fn choose_with(
+        &self,
+        programs: &mut [Program],
+        cluster: Option<&Cluster>,
+        simulator: Option<&mut Simulator<'_>>,
+    ) -> Result<Vec<LinkCodec>, PlanError> {
         if !(self.ratio >= 1.0 && self.ratio.is_finite()) {
             return Err(PlanError::Plan(format!("the compression ratio is {}; it must be at least 1", self.ratio)));
         }
         let traffic = Traffic::new(programs);
         let links: Vec<LinkEnds> = traffic.links.keys().copied().collect();
-        let known = || cluster.ok_or(PlanError::UnknownLinks { compression: self.compressor.name() });
+        let unknown = || PlanError::UnknownLinks { compression: self.compressor.name() };
         let codecs: BTreeMap<LinkEnds, Codec> = match self.compressor {
             Compressor::AdaTopK | Compressor::Auto => {
                 let ladder = traffic.widest().map(|widest| self.ladder(widest)).unwrap_or_default();
                 let ladders = links.into_iter().map(|link| (link, ladder.clone())).collect();
-                let (programs, cluster) = (programs.to_vec(), known()?);
-                let simulator = Simulator::new(&programs, cluster, &SimulateOptions::new(optimizer))?;
+                let (cluster, simulator) = cluster.zip(simulator).ok_or_else(unknown)?;
                 Trial { programs, cluster, simulator, ladders }.mildest(&traffic)?
             }
             Compressor::AdaTopKPublished => {
-                let ratios = adatopk(self.ratio, &traffic.seconds(known()?)?);
+                let ratios = adatopk(self.ratio, &traffic.seconds(cluster.ok_or_else(unknown)?)?);
                 let int8 = Some(ValueFormat::Int(Bits::Eight));
                 let top_k = |(link, ratio)| (link, Codec::TopK(TopK { ratio, values: int8 }));
                 links.into_iter().zip(ratios).filter(|(_, ratio)| *ratio > 1.0).map(top_k).collect()
@@ -70,10 +81,10 @@ pub(crate) fn assign(programs: &mut [Program], codecs: &[LinkCodec]) {
     }
 }
 
-struct Trial<'a> {
-    programs: Vec<Program>,
+struct Trial<'a, 's> {
+    programs: &'a mut [Program],
     cluster: &'a Cluster,
-    simulator: Simulator<'a>,
+    simulator: &'a mut Simulator<'s>,
     /// By link: the codecs to choose from, the least lossy first. The first is none.
     ladders: BTreeMap<LinkEnds, Vec<Codec>>,
 }
@@ -103,7 +114,7 @@ fn groups(links: &[(LinkEnds, f64)]) -> Vec<Group> {
 /// By link: the place of its codec on the ladder.
 type Levels = BTreeMap<LinkEnds, usize>;
 
-impl Trial<'_> {
+impl Trial<'_, '_> {
     /// For each link the least lossy codec of its ladder that keeps the link from slowing the step. So the step is no
     /// longer than without codecs.
     ///
@@ -166,8 +177,8 @@ impl Trial<'_> {
             Some(LinkCodec { from, to, codec: *self.ladders[&(from, to)].get(level)? })
         };
         let codecs: Vec<LinkCodec> = levels.iter().filter_map(codec).collect();
-        assign(&mut self.programs, &codecs);
-        self.simulator.set_codecs(&self.programs)?;
+        assign(self.programs, &codecs);
+        self.simulator.set_codecs(self.programs)?;
         Ok(self.simulator.run(false)?.step_s)
     }
 }

@@ -8,7 +8,7 @@ use crate::compile::compile;
 use crate::cost::Cluster;
 use crate::error::PlanError;
 use crate::plan::Plan;
-use crate::simulate::{SimulateOptions, Simulation, simulate};
+use crate::simulate::{SimulateOptions, Simulation, Simulator};
 
 /// A plan that is ready to run.
 #[derive(Debug, Clone, PartialEq)]
@@ -36,27 +36,30 @@ pub fn prepare(
     compression: Compression,
     optimizer: Optimizer,
 ) -> Result<PreparedPlan, PlanError> {
-    let Workload { forward, train, .. } = workload;
-    let programs = match compression.compressor {
-        Compressor::None => compile(&plan, forward, train)?,
-        _ => with_codecs(&mut plan, workload, cluster, compression, optimizer)?,
-    };
-    let simulation = cluster.map(|cluster| simulate(&programs, cluster, &SimulateOptions::new(optimizer)));
-    Ok(PreparedPlan { plan, programs, simulation: simulation.transpose()? })
+    if compression.compressor != Compressor::None {
+        plan.compression = compression;
+        plan.codecs.clear();
+    }
+    let programs = compile(&plan, workload.forward, workload.train)?;
+    with_codecs(plan, programs, cluster, compression, optimizer)
 }
 
-/// Gives a plan the codecs that `compression` chooses, and compiles it.
-fn with_codecs(
-    plan: &mut Plan,
-    workload: Workload<'_>,
+/// See [`prepare`]. `programs` are those of the plan, or of a plan that differs in its codecs.
+pub(super) fn with_codecs(
+    mut plan: Plan,
+    mut programs: Vec<Program>,
     cluster: Option<&Cluster>,
     compression: Compression,
     optimizer: Optimizer,
-) -> Result<Vec<Program>, PlanError> {
-    plan.compression = compression;
-    plan.codecs.clear();
-    let mut programs = compile(plan, workload.forward, workload.train)?;
-    plan.codecs = compression.choose(&programs, cluster, optimizer)?;
-    assign(&mut programs, &plan.codecs);
-    Ok(programs)
+) -> Result<PreparedPlan, PlanError> {
+    let simulator = |cluster| Simulator::new(&programs, cluster, &SimulateOptions::new(optimizer));
+    let mut simulator = cluster.map(simulator).transpose()?;
+    if compression.compressor != Compressor::None {
+        plan.compression = compression;
+        plan.codecs = compression.choose_with(&mut programs, cluster, simulator.as_mut())?;
+        assign(&mut programs, &plan.codecs);
+        simulator.iter_mut().try_for_each(|s| s.set_codecs(&programs))?;
+    }
+    let simulation = simulator.map(|s| s.run(false)).transpose()?;
+    Ok(PreparedPlan { plan, programs, simulation })
 }

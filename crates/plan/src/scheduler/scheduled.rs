@@ -1,7 +1,7 @@
 use fusionllm_program::{Optimizer, PeerId, Program};
 
 use super::options::{PlanOptions, Workload};
-use super::prepare::{PreparedPlan, prepare};
+use super::prepare::{PreparedPlan, prepare, with_codecs};
 use crate::compile::compile;
 use crate::cost::Cluster;
 use crate::error::PlanError;
@@ -39,9 +39,15 @@ pub struct Scheduled {
 impl Scheduled {
     /// Gives the plan's links the codecs that a rule chooses.
     pub(super) fn compress(&mut self, workload: Workload<'_>, options: &PlanOptions) -> Result<(), PlanError> {
-        let plan = self.plan.clone();
-        let PreparedPlan { plan, programs, simulation } =
-            prepare(plan, workload, Some(&self.cluster), options.compression, options.optimizer)?;
+        let Self { plan, programs, cluster, .. } = self;
+        let PlanOptions { compression, optimizer, .. } = *options;
+        // Programs differ in the gradients that are masked, too.
+        let masks_alike = plan.compression.compressor.shares_masks() == compression.compressor.shares_masks();
+        let (plan, cluster) = (plan.clone(), Some(&*cluster));
+        let PreparedPlan { plan, programs, simulation } = match masks_alike {
+            true => with_codecs(plan, std::mem::take(programs), cluster, compression, optimizer)?,
+            false => prepare(plan, workload, cluster, compression, optimizer)?,
+        };
         (self.plan, self.programs) = (plan, programs);
         if let Some(simulation) = simulation {
             self.simulation = simulation;
