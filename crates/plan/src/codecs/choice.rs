@@ -52,9 +52,8 @@ impl Compression {
         let unknown = || PlanError::UnknownLinks { compression: self.compressor.name() };
         let codecs: BTreeMap<LinkEnds, Codec> = match self.compressor {
             Compressor::AdaTopK | Compressor::Auto => {
-                let ladder = traffic.widest().map(|widest| self.ladder(widest)).unwrap_or_default();
-                let ladders = links.into_iter().map(|link| (link, ladder.clone())).collect();
                 let (cluster, simulator) = cluster.zip(simulator).ok_or_else(unknown)?;
+                let ladders = self.ladders(&traffic);
                 Trial { programs, cluster, simulator, ladders }.mildest(&traffic)?
             }
             Compressor::AdaTopKPublished => {
@@ -71,6 +70,26 @@ impl Compression {
             codec: codec.with_stochastic_rounding(self.stochastic_rounding),
         });
         Ok(all.filter(|l| traffic.saves((l.from, l.to), &l.codec)).collect())
+    }
+
+    /// The shortest step, in seconds, that a rule which knows the links can reach with one codec for all of them.
+    pub(crate) fn shortest_step_s(
+        &self,
+        programs: &[Program],
+        cluster: &Cluster,
+        optimizer: Optimizer,
+    ) -> Result<f64, PlanError> {
+        let mut simulator = Simulator::new(programs, cluster, &SimulateOptions::new(optimizer))?;
+        let ladders = self.ladders(&Traffic::new(programs));
+        let (mut programs, simulator) = (programs.to_vec(), &mut simulator);
+        let steps = Trial { programs: &mut programs, cluster, simulator, ladders }.common_steps()?;
+        Ok(steps.into_iter().fold(f64::INFINITY, f64::min))
+    }
+
+    /// By link: the codecs to choose from.
+    fn ladders(&self, traffic: &Traffic) -> BTreeMap<LinkEnds, Vec<Codec>> {
+        let ladder = traffic.widest().map_or_else(|| vec![Codec::None], |widest| self.ladder(widest));
+        traffic.links.keys().map(|link| (*link, ladder.clone())).collect()
     }
 }
 
@@ -124,17 +143,9 @@ impl Trial<'_, '_> {
     /// relaxed, the fastest first. A fast link gets a codec too, where encoding takes less of the processor than sending
     /// the bytes it saves.
     fn mildest(mut self, traffic: &Traffic) -> Result<BTreeMap<LinkEnds, Codec>, PlanError> {
-        let strongest = self.ladders.values().map(Vec::len).max().unwrap_or(0);
-        let common = |level: usize, trial: &Self| -> Levels {
-            trial.ladders.iter().map(|(link, ladder)| (*link, level.min(ladder.len().saturating_sub(1)))).collect()
-        };
-        let mut steps = Vec::with_capacity(strongest);
-        for level in 0..strongest {
-            let levels = common(level, &self);
-            steps.push(self.step_s(&levels)?);
-        }
+        let steps = self.common_steps()?;
         let limit = SLACK * steps.iter().copied().fold(f64::INFINITY, f64::min);
-        let mut levels = common(steps.iter().position(|step| *step <= limit).unwrap_or(0), &self);
+        let mut levels = self.common(steps.iter().position(|step| *step <= limit).unwrap_or(0));
         let mut fastest: Vec<(LinkEnds, f64)> =
             self.ladders.keys().copied().zip(traffic.seconds(self.cluster)?).collect();
         fastest.sort_by(|a, b| a.1.total_cmp(&b.1));
@@ -146,6 +157,17 @@ impl Trial<'_, '_> {
         }
         let chosen = levels.into_iter().filter_map(|(link, level)| Some((link, *self.ladders[&link].get(level)?)));
         Ok(chosen.collect())
+    }
+
+    /// The same level for all links, as far as their ladders go.
+    fn common(&self, level: usize) -> Levels {
+        self.ladders.iter().map(|(link, ladder)| (*link, level.min(ladder.len().saturating_sub(1)))).collect()
+    }
+
+    /// By level: seconds of a step if all links have it. There is always one.
+    fn common_steps(&mut self) -> Result<Vec<f64>, PlanError> {
+        let levels = self.ladders.values().map(Vec::len).max().unwrap_or(0).max(1);
+        (0..levels).map(|level| self.step_s(&self.common(level))).collect()
     }
 
     /// Relaxes groups of links by a level, where the step stays within the limit. Returns these groups. If all of them

@@ -30,7 +30,7 @@ const MAX_COARSE_CUTS: usize = 159;
 const THOROUGH_SCOPES: [usize; 2] = [2, 1];
 
 /// Most operators times micro-batches that are simulated to choose among the best plans.
-const MAX_SIMULATED_RUNS: usize = 600_000;
+const MAX_SIMULATED_RUNS: usize = 1_200_000;
 
 /// How often the search is repeated with less memory, if a simulated plan needs more than estimated.
 const MAX_MEMORY_ATTEMPTS: usize = 3;
@@ -111,6 +111,8 @@ impl Trial {
 struct Judged {
     /// The least quotient of a device's memory and what it needs. Below 1, some device lacks memory.
     headroom: f64,
+    /// Seconds of a step, with codecs if the plan will get those that suit its links.
+    step_s: f64,
     scheduled: Scheduled,
 }
 
@@ -118,7 +120,7 @@ impl Judged {
     /// Of two plans that fit, the faster one is better. An equally fast plan never replaces an earlier one.
     fn better(&self, other: &Self) -> bool {
         match self.headroom >= 1.0 && other.headroom >= 1.0 {
-            true => self.scheduled.simulation.step_s < (1.0 - STEADY_TOLERANCE) * other.scheduled.simulation.step_s,
+            true => self.step_s < (1.0 - STEADY_TOLERANCE) * other.step_s,
             false => self.headroom > other.headroom,
         }
     }
@@ -198,7 +200,7 @@ impl<'a> SearchSpace<'a> {
             let units = self.cases.iter_mut().flat_map(|c| &mut c.problem.machines.units);
             units.for_each(|u| u.memory *= MEMORY_MARGIN * headroom);
         }
-        let Some(Judged { headroom, scheduled }) = best else { return Err(self.misfit(options)) };
+        let Some(Judged { headroom, scheduled, .. }) = best else { return Err(self.misfit(options)) };
         let mut scheduled = self.explained(scheduled, &tried);
         scheduled.notes.push(format!("a device is expected to need {:.0} % of its memory", 100.0 / headroom));
         Ok(scheduled)
@@ -238,7 +240,8 @@ impl<'a> SearchSpace<'a> {
         let devices: Vec<PeerId> = used.iter().copied().map(PeerId).collect();
         let cluster = self.cluster.select(&devices)?;
         let plan = self.whole_plan(choice, &used, options);
-        let rule = self.rule.unwrap_or_default();
+        let adapts = options.compression.looks_for_need();
+        let rule = self.rule.filter(|_| !adapts).unwrap_or_default();
         let PreparedPlan { plan, programs, simulation } =
             prepare(plan, workload, Some(&cluster), rule, options.optimizer)?;
         let simulation = simulation.ok_or_else(|| PlanError::Plan("the plan was not simulated".into()))?;
@@ -258,7 +261,11 @@ impl<'a> SearchSpace<'a> {
         }
         let needs = scheduled.simulation.peers.iter().zip(scheduled.cluster.devices());
         let headroom = needs.map(|(p, d)| d.memory as f64 / p.peak_bytes.max(1) as f64).fold(f64::INFINITY, f64::min);
-        Ok(Judged { headroom, scheduled })
+        let step_s = match adapts {
+            true => options.compression.shortest_step_s(&scheduled.programs, &scheduled.cluster, options.optimizer)?,
+            false => scheduled.simulation.step_s,
+        };
+        Ok(Judged { headroom, step_s, scheduled })
     }
 
     /// The devices that a plan uses, ascending.
@@ -323,12 +330,12 @@ impl<'a> SearchSpace<'a> {
                 thorough -= 1;
                 let coarse = problem.with_cuts(&cuts);
                 let known: Vec<Vec<StageRange>> = best.iter().map(|f| f.stages.clone()).collect();
-                best.extend(self.at_once(options).filter_map(|s| op_fence(&coarse, s, &known)));
+                best.extend(op_fence(&coarse, &options.schedules, &known));
             }
-            for plan in best.into_iter().map(|plan| refined(&problem, plan, &cuts)) {
-                let members: Vec<Vec<u32>> = problem.machines.units.iter().map(|u| u.members.clone()).collect();
+            let members: Vec<Vec<u32>> = problem.machines.units.iter().map(|u| u.members.clone()).collect();
+            for plan in best {
                 for schedule in schedules_of(&plan, &members, options) {
-                    let plan = problem.scored(plan.stages.clone(), schedule);
+                    let plan = refined(&problem, &plan.stages, schedule, &cuts);
                     let feasible = plan.score.feasible();
                     let choice = Choice { workload, plan, members: members.clone() };
                     if feasible && !choices.contains(&choice) {
@@ -352,8 +359,8 @@ impl<'a> SearchSpace<'a> {
             tried.extend(problem.machines.units.iter().flat_map(|u| &u.members));
             let coarse = problem.with_cuts(&coarse_cuts(&problem));
             let known = [equal_number(&coarse), equal_compute(&coarse)];
-            let plans = self.at_once(options).filter_map(|s| search(&coarse, s, &known, SearchDepth::Quick)).collect();
-            trials.push(Trial { plans, scope });
+            let plan = search(&coarse, &options.schedules, &known, SearchDepth::Quick);
+            trials.push(Trial { plans: plan.into_iter().collect(), scope });
         }
         trials.sort_by(|a, b| a.step().total_cmp(&b.step()));
         let shortest = trials.first().map_or(f64::INFINITY, Trial::step);
@@ -364,12 +371,6 @@ impl<'a> SearchSpace<'a> {
             trials.push(Trial { plans: Vec::new(), scope });
         }
         trials
-    }
-
-    /// The schedules that one search covers. With many devices, one search for each would take too long.
-    fn at_once<'o>(&self, options: &'o PlanOptions) -> impl Iterator<Item = &'o [Schedule]> {
-        let together = if self.devices.len() <= MAX_THOROUGH_UNITS { 1 } else { options.schedules.len() };
-        options.schedules.chunks(together)
     }
 
     /// The scopes of a search: each workload with each number of replicas, on all devices. If they are too many for a
@@ -502,9 +503,9 @@ fn spread(stages: &[StageRange], cuts: &[usize]) -> Vec<StageRange> {
     stages.iter().map(|g| StageRange { unit: g.unit, lo: at(g.lo), hi: at(g.hi) }).collect()
 }
 
-/// A plan over the positions `cuts`, refined over all positions.
-fn refined(problem: &Problem, plan: ScoredPlan, cuts: &[usize]) -> ScoredPlan {
-    let plan = problem.scored(spread(&plan.stages, cuts), plan.schedule);
+/// A plan over the positions `cuts`, refined over all positions for a schedule.
+fn refined(problem: &Problem, stages: &[StageRange], schedule: Schedule, cuts: &[usize]) -> ScoredPlan {
+    let plan = problem.scored(spread(stages, cuts), schedule);
     polish(problem, plan, &mut { REFINE_TRIES })
 }
 
