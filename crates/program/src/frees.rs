@@ -9,30 +9,59 @@ impl Program {
     /// Puts an [`Instruction::Free`] behind the last use of each value of each micro-batch. A value that is computed
     /// again is also freed before that. The Program may not have any `Free` yet.
     pub fn insert_frees(&mut self) {
-        let mut unused: HashSet<(ValueId, u32)> = HashSet::new();
-        // An instruction uses the same values of every micro-batch.
-        let mut uses: HashMap<Instruction, Vec<(ValueId, Access)>> = HashMap::new();
-        let mut reversed = Vec::with_capacity(self.instructions.len() * 2);
-        for i in std::mem::take(&mut self.instructions).into_iter().rev() {
-            let used = uses.entry(i.of_micro_batch(0)).or_insert_with(|| {
-                let mut used = Vec::new();
-                self.values_of(&i, |value, _, access| used.push((value, access)));
-                used
+        let mut own: HashMap<u32, Vec<usize>> = HashMap::new();
+        for (at, i) in self.instructions.iter().enumerate() {
+            i.micro_batch().into_iter().for_each(|micro_batch| own.entry(micro_batch).or_default().push(at));
+        }
+        // Most micro-batches have the same instructions as another one.
+        let mut known: Vec<(&[usize], Vec<Vec<ValueId>>)> = Vec::new();
+        let mut of: HashMap<u32, usize> = HashMap::new();
+        for (micro_batch, own) in &own {
+            let same = |other: &usize, at: &usize| {
+                self.instructions[*other].of_micro_batch(*micro_batch) == self.instructions[*at]
+            };
+            let like = |(others, _): &(&[usize], _)| {
+                others.len() == own.len() && others.iter().zip(own).all(|(a, b)| same(a, b))
+            };
+            let place = known.iter().position(like).unwrap_or_else(|| {
+                known.push((own, self.last_uses(own)));
+                known.len() - 1
             });
-            let micro_batch = i.micro_batch().unwrap_or_default();
-            for &mut (value, access) in used {
-                if unused.insert((value, micro_batch)) {
-                    reversed.push(Instruction::Free { value, micro_batch });
+            of.insert(*micro_batch, place);
+        }
+        let mut done: HashMap<u32, usize> = HashMap::new();
+        let mut all = Vec::with_capacity(self.instructions.len() * 2);
+        for i in &self.instructions {
+            all.push(*i);
+            let Some(micro_batch) = i.micro_batch() else { continue };
+            let done = done.entry(micro_batch).or_default();
+            let values = &known[of[&micro_batch]].1[*done];
+            all.extend(values.iter().map(|value| Instruction::Free { value: *value, micro_batch }));
+            *done += 1;
+        }
+        self.instructions = all;
+    }
+
+    /// By instruction of one micro-batch: the values that no later one uses before it makes them again.
+    fn last_uses(&self, own: &[usize]) -> Vec<Vec<ValueId>> {
+        let mut unused: HashSet<ValueId> = HashSet::new();
+        let last = |at: &usize| {
+            let mut last = Vec::new();
+            self.values_of(&self.instructions[*at], |value, _, access| {
+                if unused.insert(value) {
+                    last.push(value);
                 }
                 // Earlier uses are of the value as it was computed before.
                 if access == Access::Make {
-                    unused.remove(&(value, micro_batch));
+                    unused.remove(&value);
                 }
-            }
-            reversed.push(i);
-        }
-        reversed.reverse();
-        self.instructions = reversed;
+            });
+            last.reverse();
+            last
+        };
+        let mut all: Vec<Vec<ValueId>> = own.iter().rev().map(last).collect();
+        all.reverse();
+        all
     }
 
     /// Calls `each` for every value of a micro-batch that an instruction uses.

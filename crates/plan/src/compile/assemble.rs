@@ -6,7 +6,8 @@ use fusionllm_graph::{ValueId, ValueKind};
 use fusionllm_program::{Address, Holding, Instruction, PeerId, Program};
 
 use super::compiler::Compiler;
-use super::emit::Emitter;
+use super::patterns::instructions;
+use super::tasks::Task;
 use super::uses::Uses;
 use crate::offload::rewrite;
 
@@ -15,21 +16,11 @@ pub(super) fn programs(c: &Compiler<'_>) -> Vec<Program> {
     let passes = c.passes();
     let orders = c.order(&passes);
     let uses = c.uses();
-    let used = c.plan.used();
-    let programs = orders.iter().enumerate().map(|(p, tasks)| {
-        let peer = PeerId(p as u32);
-        let mut emitter = Emitter::new(c, peer, &uses);
-        for task in tasks {
-            if let Some(pass) = passes.get(&(task.kind, task.stage)) {
-                emitter.pass(pass, task.micro_batch);
-            }
-        }
-        if used.contains(&peer) {
-            emitter.finish_pass(c.kind);
-        }
-        program(c, peer, emitter.out, &uses)
-    });
-    programs.collect()
+    let program = |(peer, tasks): (PeerId, &Vec<Task>)| {
+        let instructions = instructions(c, peer, &uses, &passes, tasks);
+        program(c, peer, instructions, &uses)
+    };
+    (0..).map(PeerId).zip(&orders).map(program).collect()
 }
 
 fn program(c: &Compiler<'_>, peer: PeerId, instructions: Vec<Instruction>, uses: &Uses) -> Program {
@@ -48,14 +39,13 @@ fn program(c: &Compiler<'_>, peer: PeerId, instructions: Vec<Instruction>, uses:
         codecs: BTreeMap::new(),
     };
     let mut touched = BTreeSet::new();
+    let mut met = vec![false; c.graph.nodes.len()];
     for i in &program.instructions {
         match *i {
-            Instruction::Run { node, .. } => {
-                program.nodes.entry(node).or_insert_with(|| {
-                    let n = c.graph.node(node);
-                    touched.extend(n.inputs.iter().chain(&n.outputs).copied());
-                    n.clone()
-                });
+            Instruction::Run { node, .. } if !std::mem::replace(&mut met[node.index()], true) => {
+                let n = c.graph.node(node);
+                touched.extend(n.inputs.iter().chain(&n.outputs).copied());
+                program.nodes.insert(node, n.clone());
             }
             Instruction::Receive { tensor, .. } | Instruction::Send { tensor, .. } => {
                 let v = tensor.value();

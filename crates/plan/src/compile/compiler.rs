@@ -125,6 +125,18 @@ impl<'a> Compiler<'a> {
         Ok(())
     }
 
+    /// The turn of a micro-batch. The same peers run the stages of all that have the same turn.
+    pub(super) fn turn(&self, micro_batch: u32) -> u32 {
+        micro_batch % self.period
+    }
+
+    /// Whether nothing depends on the number of a micro-batch but the peers that run it: no buffer goes from one to the
+    /// next, and another one comes after it for each peer. The last ones complete sums, which are then sent.
+    pub(super) fn repeats(&self, micro_batch: u32) -> bool {
+        let turns = self.plan.stages.iter().map(|s| s.peers.len()).max().unwrap_or(1);
+        self.changing.is_empty() && micro_batch as usize + turns < self.plan.micro_batches as usize
+    }
+
     /// The stage of a node.
     pub(super) fn stage(&self, node: NodeId) -> &'a Stage {
         &self.plan.stages[self.stage_of[node.index()] as usize]

@@ -4,6 +4,7 @@ mod assemble;
 mod compiler;
 mod emit;
 mod node_stages;
+mod patterns;
 mod tasks;
 mod uses;
 
