@@ -467,6 +467,10 @@ pub(crate) struct PlanArgs {
     /// Draw the devices, their links and their shares of the model.
     #[arg(long, value_name = "F.svg")]
     pub(crate) svg: Option<PathBuf>,
+
+    /// Plan again for each better machine or line that is named, also with more memory and with one more machine.
+    #[arg(long)]
+    pub(crate) what_if: bool,
 }
 
 #[derive(Debug, Args)]

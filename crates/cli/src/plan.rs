@@ -11,7 +11,7 @@ use fusionllm_plan::{
 use fusionllm_program::{PeerId, Program};
 use fusionllm_view::picture::{self, Picture, Strip};
 use fusionllm_workbench::model::models;
-use fusionllm_workbench::planning::{Planned, plan_for};
+use fusionllm_workbench::planning::{Planned, advise, plan_for};
 use fusionllm_workspace::config::Testbed;
 
 use crate::args::{PlanArgs, SimulateArgs};
@@ -36,12 +36,20 @@ pub(crate) fn plan(args: &PlanArgs, json: bool) -> Result<(), Failure> {
         let models = models(&mut job)?;
         plan_for(&job, models, &testbed)
     });
-    let Planned { plan, model, cluster, lower_bound_s, notes, programs, predicted, .. } = planned?;
+    let planned = planned?;
     let solve_s = Some(started.elapsed().as_secs_f64());
+    let advice = args.what_if.then(|| {
+        patiently("planning for better machines", || {
+            let models = models(&mut job)?;
+            advise(&job, &models, &testbed, &planned)
+        })
+    });
+    let advice = advice.transpose()?.map(|found| (testbed.clone(), found));
+    let Planned { plan, model, cluster, lower_bound_s, notes, programs, predicted, .. } = planned;
     let origin = Origin { lower_bound_step_s: lower_bound_s.filter(|b| *b > 0.0), solve_s, notes };
     let optimizer = job.train.optimizer.update_rule();
     let saved = SavedPlan { plan, cluster: cluster.unwrap_or(testbed), graph: model.forward, optimizer, origin };
-    let outcome = Outcome::new(&saved, programs, predicted, false)?;
+    let outcome = Outcome::new(&saved, programs, predicted, advice, false)?;
     if let Some(path) = &args.output {
         write(path, &saved.to_json(&outcome.simulation).map_err(Failure::running)?)?;
     }
@@ -66,7 +74,7 @@ pub(crate) fn simulate_file(args: &SimulateArgs, json: bool) -> Result<(), Failu
         .map_err(|e| Failure::input(format!("{path}: the file cannot be read")).because(&e).hint(hint))?;
     let saved = SavedPlan::from_json(&text).map_err(|e| Failure::input(format!("{path}: {e}")).hint(hint))?;
     let programs = saved.programs()?;
-    let outcome = Outcome::new(&saved, programs, None, args.svg.is_some() || args.trace.is_some())?;
+    let outcome = Outcome::new(&saved, programs, None, None, args.svg.is_some() || args.trace.is_some())?;
     if let Some(path) = &args.svg {
         write(path, &step_picture(&saved.cluster, &outcome.simulation).file())?;
     }
@@ -86,10 +94,13 @@ fn write(path: &Path, text: &str) -> Result<(), Failure> {
         .map_err(|e| Failure::running(format!("{}: cannot be written", path.display())).because(&e))
 }
 
-/// A simulated plan, and the step times with faster devices and links.
+/// A simulated plan, and the step times with better machines.
 struct Outcome {
     simulation: Simulation,
+    /// The changes that make this plan faster.
     what_if: Vec<WhatIf>,
+    /// The changes with which a new plan is faster, and the cluster that is changed.
+    advice: Option<(Cluster, Vec<WhatIf>)>,
 }
 
 impl Outcome {
@@ -97,6 +108,7 @@ impl Outcome {
         saved: &SavedPlan,
         programs: Vec<Program>,
         predicted: Option<Simulation>,
+        advice: Option<(Cluster, Vec<WhatIf>)>,
         record: bool,
     ) -> Result<Self, Failure> {
         let options = SimulateOptions { optimizer: saved.optimizer, record };
@@ -105,7 +117,16 @@ impl Outcome {
             None => simulate(&programs, &saved.cluster, &options)?,
         };
         let what_if = what_if(&programs, &saved.cluster, &options, &simulation)?;
-        Ok(Self { simulation, what_if })
+        Ok(Self { simulation, what_if, advice })
+    }
+
+    /// Changes to tell, with a sentence for each. If there is none, one sentence says so.
+    fn changes(&self, saved: &SavedPlan) -> (&[WhatIf], Vec<String>) {
+        let (cluster, changes) = match &self.advice {
+            Some((cluster, changes)) => (cluster, changes),
+            None => (&saved.cluster, &self.what_if),
+        };
+        (changes, what_if_sentences(cluster, changes))
     }
 
     fn show(&self, saved: &SavedPlan, json: bool) -> Result<(), Failure> {
@@ -115,10 +136,12 @@ impl Outcome {
         let failed = |e: PlanError| Failure::running(e);
         let mut object = saved.to_value(&self.simulation, PlanDetail::Summary).map_err(failed)?;
         if let Some(object) = object.as_object_mut() {
-            let lines: Vec<String> = what_if_sentences(&saved.cluster, &self.what_if);
-            let changes = self.what_if.iter().zip(lines).map(
-                |(w, line)| serde_json::json!({ "what_if": line, "predicted_step_s": w.step_s, "speedup": w.speedup }),
-            );
+            let (changes, lines) = self.changes(saved);
+            let changes = changes.iter().zip(lines).map(|(w, line)| {
+                serde_json::json!({
+                    "what_if": line, "predicted_step_s": w.step_s, "speedup": w.speedup, "replanned": w.replanned,
+                })
+            });
             object.insert("what_if".into(), changes.collect());
         }
         print_json(&object)
@@ -132,8 +155,7 @@ impl Outcome {
             let _ = write!(out, "\n{lines}");
         }
         out += "\n";
-        let changes = what_if_sentences(&saved.cluster, &self.what_if);
-        for line in missing.iter().chain(&saved.origin.notes).chain(&changes) {
+        for line in missing.iter().chain(&saved.origin.notes).chain(&self.changes(saved).1) {
             out += &format!("{}\n", wrap(line, width()).join("\n"));
         }
         out

@@ -31,8 +31,8 @@ pub use plan::{FORMAT_VERSION, Plan, Stage};
 pub use saved::{Origin, PlanDetail, SavedPlan};
 pub use schedule::{Schedule, TaskKind};
 pub use scheduler::{
-    PlanOptions, PreparedPlan, Scheduled, Scheduler, Unused, Workload, equal_compute, equal_number, idle_note, prepare,
-    schedule, schedule_unknown, unused,
+    Made, PlanOptions, PreparedPlan, Scheduled, Scheduler, Unused, Workload, advise, equal_compute, equal_number,
+    idle_note, prepare, schedule, schedule_unknown, unused,
 };
 pub use simulate::{
     Activity, Change, LineLoad, LinkLoad, PROCESS_BYTES, PeerLoad, SimulateOptions, Simulation, Span, Transfer, WhatIf,

@@ -1,10 +1,10 @@
 //! From a job, and from the known machines, to a plan.
 
 use fusionllm_plan::{
-    Cluster, Origin, Plan, PlanOptions, PreparedPlan, SavedPlan, Scheduled, Simulation, Workload, idle_note, prepare,
-    schedule, schedule_unknown,
+    Cluster, Made, Origin, Plan, PlanOptions, PreparedPlan, SavedPlan, Scheduled, Simulation, WhatIf, Workload,
+    idle_note, prepare, schedule, schedule_unknown,
 };
-use fusionllm_program::{Address, Program};
+use fusionllm_program::{Address, PeerId, Program};
 use fusionllm_workspace::config::{Choice, Job};
 
 use crate::WorkbenchError;
@@ -116,19 +116,8 @@ pub fn plan_blind(job: &Job, model: Model, count: usize) -> Result<Planned, Work
 ///
 /// The same as those of [`schedule`].
 pub fn plan_for(job: &Job, mut models: Vec<Model>, testbed: &Cluster) -> Result<Planned, WorkbenchError> {
-    let mut workloads = Vec::with_capacity(models.len());
-    for Model { micro_batch, forward, train, .. } in &models {
-        workloads.push(Workload { forward, train, micro_batches: (job.train.batch / micro_batch) as u32 });
-    }
-    let options = PlanOptions {
-        scheduler: job.plan.scheduler.unwrap_or_default(),
-        optimizer: job.train.optimizer.update_rule(),
-        schedules: job.train.schedules(),
-        replicas: testbed.devices().len() as u32,
-        compression: job.compression,
-    };
     let Scheduled { plan, cluster, workload, programs, simulation, lower_bound_s, notes, .. } =
-        schedule(&workloads, testbed, &options)?;
+        schedule(&workloads(job, &models), testbed, &plan_options(job, testbed))?;
     let made = Planned::new(job, models.swap_remove(workload), plan);
     Ok(Planned {
         cluster: Some(cluster),
@@ -138,6 +127,42 @@ pub fn plan_for(job: &Job, mut models: Vec<Model>, testbed: &Cluster) -> Result<
         predicted: Some(simulation),
         ..made
     })
+}
+
+/// What better machines than the testbed's would bring, with a new plan for each. See [`advise`](fusionllm_plan::advise).
+///
+/// # Errors
+///
+/// The plan is not for devices of this testbed.
+pub fn advise(
+    job: &Job,
+    models: &[Model],
+    testbed: &Cluster,
+    planned: &Planned,
+) -> Result<Vec<WhatIf>, WorkbenchError> {
+    let devices: Vec<PeerId> = planned.plan.peers.iter().filter_map(|name| testbed.find(name)).collect();
+    let (Some(cluster), Some(simulation)) = (&planned.cluster, &planned.predicted) else { return Ok(Vec::new()) };
+    let made = Made { devices: &devices, programs: &planned.programs, cluster, simulation };
+    Ok(fusionllm_plan::advise(&workloads(job, models), testbed, &plan_options(job, testbed), made)?)
+}
+
+fn workloads<'a>(job: &Job, models: &'a [Model]) -> Vec<Workload<'a>> {
+    let of = |Model { micro_batch, forward, train, .. }: &'a Model| Workload {
+        forward,
+        train,
+        micro_batches: (job.train.batch / micro_batch) as u32,
+    };
+    models.iter().map(of).collect()
+}
+
+fn plan_options(job: &Job, testbed: &Cluster) -> PlanOptions {
+    PlanOptions {
+        scheduler: job.plan.scheduler.unwrap_or_default(),
+        optimizer: job.train.optimizer.update_rule(),
+        schedules: job.train.schedules(),
+        replicas: testbed.devices().len() as u32,
+        compression: job.compression,
+    }
 }
 
 /// Gives a plan the testbed's devices that it names, in its order.

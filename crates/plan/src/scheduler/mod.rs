@@ -1,5 +1,6 @@
 //! Every way to make a plan: for known machines, for unknown ones, and from a given plan.
 
+mod advice;
 mod atoms;
 mod baselines;
 mod misfit;
@@ -10,6 +11,7 @@ mod space;
 mod units;
 mod unused;
 
+pub use advice::{Made, advise};
 pub use baselines::{equal_compute, equal_number};
 pub use options::{PlanOptions, Scheduler, Workload};
 pub use prepare::{PreparedPlan, prepare};

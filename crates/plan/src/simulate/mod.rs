@@ -19,6 +19,7 @@ mod what_if;
 pub use activities::activities;
 pub(crate) use steps::node_seconds;
 pub use what_if::{Change, WhatIf, what_if, what_if_sentences};
+pub(crate) use what_if::{candidates, worthwhile};
 
 use fusionllm_program::{Address, Optimizer, PeerId, Program};
 use serde::{Deserialize, Serialize};

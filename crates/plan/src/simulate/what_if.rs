@@ -4,7 +4,7 @@ use fusionllm_graph::units;
 use fusionllm_program::{PeerId, Program};
 
 use super::{SimulateOptions, Simulation, simulate};
-use crate::cost::{Card, Cluster, DirectLink, Line, Link, Place};
+use crate::cost::{Card, Cluster, Device, DirectLink, Line, Link, Place};
 use crate::error::PlanError;
 
 /// One change to a cluster, and the step it would bring.
@@ -12,13 +12,15 @@ use crate::error::PlanError;
 pub struct WhatIf {
     /// The change.
     pub change: Change,
+    /// Whether there is a new plan for the changed cluster. Otherwise the plan stays.
+    pub replanned: bool,
     /// Seconds from step to step after it.
     pub step_s: f64,
     /// How many times as fast the step would be.
     pub speedup: f64,
 }
 
-/// A faster part of a cluster.
+/// A part of a cluster that is better, or there once more.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Change {
     /// Both directions of a network card, an uplink or a link.
@@ -36,6 +38,18 @@ pub enum Change {
         peer: PeerId,
         /// How many times as fast.
         times: f64,
+    },
+    /// A device with more memory.
+    Memory {
+        /// Its peer.
+        peer: PeerId,
+        /// Bytes of memory then.
+        then: u64,
+    },
+    /// One more device, beside one that is like it.
+    OneMore {
+        /// The peer of the device that is there.
+        like: PeerId,
     },
 }
 
@@ -72,25 +86,29 @@ pub fn what_if(
     for change in candidates(now) {
         let Some(changed) = change.apply(cluster)? else { continue };
         let step_s = simulate(programs, &changed, &options)?.step_s;
-        let speedup = now.step_s / step_s;
-        if speedup >= MIN_SPEEDUP {
-            found.push(WhatIf { change, step_s, speedup });
-        }
+        found.push(WhatIf { change, replanned: false, step_s, speedup: now.step_s / step_s });
     }
+    Ok(worthwhile(found))
+}
+
+/// The changes that make the step faster, the largest speed-up first.
+pub(crate) fn worthwhile(mut found: Vec<WhatIf>) -> Vec<WhatIf> {
+    found.retain(|w| w.speedup >= MIN_SPEEDUP);
     found.sort_by(|a, b| b.speedup.total_cmp(&a.speedup));
-    Ok(found)
+    found
 }
 
 /// Sentences for people about the changes that [`what_if`] found: the first names the bottleneck.
 pub fn what_if_sentences(cluster: &Cluster, found: &[WhatIf]) -> Vec<String> {
-    const SHOWN: usize = 4;
+    const SHOWN: usize = 6;
     if found.is_empty() {
         return vec!["nothing alone limits the step".into()];
     }
     let sentence = |(i, w): (usize, &WhatIf)| {
         let (what, how) = w.change.words(cluster);
         let times = if w.speedup < 1.095 { format!("{:.2}", w.speedup) } else { format!("{:.1}", w.speedup) };
-        let gain = format!("it would be {times}x faster ({} a step)", units::seconds(w.step_s));
+        let which = if w.replanned { "a new plan" } else { "this plan" };
+        let gain = format!("{which} would be {times}x faster ({} a step)", units::seconds(w.step_s));
         match i {
             0 => format!("{what} limits the step: {how} {gain}"),
             _ => format!("{what}: {how} {gain}"),
@@ -99,7 +117,8 @@ pub fn what_if_sentences(cluster: &Cluster, found: &[WhatIf]) -> Vec<String> {
     found.iter().enumerate().take(SHOWN).map(sentence).collect()
 }
 
-fn candidates(now: &Simulation) -> Vec<Change> {
+/// The changes that are tried with one plan: of its busiest lines and devices.
+pub(crate) fn candidates(now: &Simulation) -> Vec<Change> {
     let mut changes = Vec::new();
     let mut lines: Vec<_> = now.lines.iter().filter(|l| l.busy_s > 0.0).collect();
     lines.sort_by(|a, b| b.busy_s.total_cmp(&a.busy_s));
@@ -150,11 +169,40 @@ impl Change {
             Self::Device { peer, times } => {
                 (format!("device {}", cluster.name(*peer)), format!("{times} times as fast"))
             }
+            Self::Memory { peer, then } => {
+                (format!("the memory of {}", cluster.name(*peer)), format!("with {}", units::bytes(*then)))
+            }
+            Self::OneMore { like } => {
+                ("the number of devices".into(), format!("with one more like {}", cluster.name(*like)))
+            }
         }
     }
 
-    /// The changed cluster, if it has the changed part.
-    fn apply(&self, cluster: &Cluster) -> Result<Option<Cluster>, PlanError> {
+    /// The same change of a cluster from which `devices` were selected: device `i` was `devices[i]`.
+    pub(crate) fn before_selection(self, devices: &[PeerId]) -> Self {
+        let device = |d: u32| devices.get(d as usize).map_or(d, |p| p.0);
+        let place = |p: Place| if let Place::Device(d) = p { Place::Device(device(d)) } else { p };
+        match self {
+            Self::Line { line, now, then } => {
+                let line = match line {
+                    Line::Card { host, outward } => Line::Card { host: place(host), outward },
+                    Line::Link { from, to } => Line::Link { from: place(from), to: place(to) },
+                    uplink @ Line::Uplink { .. } => uplink,
+                };
+                Self::Line { line, now, then }
+            }
+            Self::Device { peer, times } => Self::Device { peer: PeerId(device(peer.0)), times },
+            Self::Memory { peer, then } => Self::Memory { peer: PeerId(device(peer.0)), then },
+            Self::OneMore { like } => Self::OneMore { like: PeerId(device(like.0)) },
+        }
+    }
+
+    /// The changed cluster, if it has the part that changes.
+    ///
+    /// # Errors
+    ///
+    /// The changed parts make no cluster.
+    pub fn apply(&self, cluster: &Cluster) -> Result<Option<Cluster>, PlanError> {
         let (mut devices, mut sites) = (cluster.devices().to_vec(), cluster.sites().to_vec());
         let mut direct = cluster.direct_links().to_vec();
         match *self {
@@ -183,6 +231,20 @@ impl Change {
             Self::Device { peer, times } => match devices.get_mut(peer.0 as usize) {
                 Some(device) => device.speed_up(times),
                 None => return Ok(None),
+            },
+            Self::Memory { peer, then } => match devices.get_mut(peer.0 as usize) {
+                Some(device) => device.memory = then,
+                None => return Ok(None),
+            },
+            // A device that has links of its own cannot be there twice.
+            Self::OneMore { like } => match devices.get(like.0 as usize) {
+                Some(device) if device.site.is_some() => {
+                    let taken = |name: &String| devices.iter().any(|d| d.name == *name);
+                    let mut names = (2..).map(|n| format!("{}-{n}", device.name));
+                    let name = names.find(|name| !taken(name)).unwrap_or_default();
+                    devices.push(Device { name, host: None, ..device.clone() });
+                }
+                _ => return Ok(None),
             },
         }
         cluster.changed(devices, sites, direct).map(Some)

@@ -102,7 +102,8 @@ fn random(rng: &mut ChoiceRng, shape: Shape) -> Case {
         }
         _ => None,
     };
-    let changes = change.map(|change| WhatIf { change, step_s: 1.5, speedup: 2.0 }).into_iter().collect();
+    let changes =
+        change.map(|change| WhatIf { change, replanned: false, step_s: 1.5, speedup: 2.0 }).into_iter().collect();
     let many: Vec<String> =
         (0..rng.below(400)).map(|i| format!("{}-{i}", rng.choose(&["ben", "x", NAMES[2]]))).collect();
     let mut notes = vec!["a note".to_owned(), "far is not used: no link leads to it from the broker".into()];

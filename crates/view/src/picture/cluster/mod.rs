@@ -7,7 +7,7 @@ mod scene;
 mod unused;
 mod wires;
 
-use fusionllm_graph::units::{counted, rate, seconds};
+use fusionllm_graph::units::{bytes, counted, rate, seconds};
 use fusionllm_plan::{Change, Cluster, Line, Plan, Simulation, WhatIf};
 
 use super::measure::shortened;
@@ -95,6 +95,12 @@ fn sentence(change: &Change, found: Option<&WhatIf>, cluster: &Cluster, simulati
         Change::Device { peer, times } => {
             let busy = simulation.peers.get(peer.0 as usize).map_or(0.0, |p| p.compute_s);
             (format!("{} computes {} of the step", cluster.name(*peer), share(busy)), format!("{times} times as fast"))
+        }
+        Change::Memory { peer, then } => {
+            (format!("the memory of {}", cluster.name(*peer)), format!("with {}", bytes(*then)))
+        }
+        Change::OneMore { like } => {
+            ("the number of devices".to_owned(), format!("with one more like {}", cluster.name(*like)))
         }
     };
     let gain = found.map_or(String::new(), |w| format!("; {how}, a step would take {}", seconds(w.step_s)));
