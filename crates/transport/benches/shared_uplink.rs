@@ -1,7 +1,9 @@
 //! Shared uplink: the share of an uplink's bandwidth that several connections reach together.
 //!
-//! Two homes have an emulated uplink of 8 Mbps and 20 ms each, or what the arguments say. 1, 2, 4 and 8 pairs of peers send messages at the same time. To and fro, each side answers with a message, as stages of a pipeline do. One
-//! way, all first peers send without a pause, as replicas do with their gradients.
+//! Two homes have an emulated uplink of 8 Mbps and 20 ms each, or what the arguments say. 1, 2, 4 and 8 pairs of peers
+//! send messages at the same time. To and fro, each side answers with a message, as stages of a pipeline do. One way,
+//! all first peers send without a pause. Both ways, half of the pairs send the other way, as replicas do with their
+//! gradients.
 //!
 //! "Of best" is the time in which the messages could have crossed over the time that they took. It counts an idle
 //! uplink as lost even if nothing waits for it, as when all pairs happen to send in the same direction. "Used" counts
@@ -30,6 +32,7 @@ const PACKET: u64 = 1_452;
 enum Pattern {
     ToAndFro,
     OneWay,
+    BothWays,
 }
 
 /// An uplink.
@@ -53,7 +56,9 @@ async fn main() -> Result<(), Failure> {
         "messages of {bytes} bytes, uplinks of {mbps} Mbps and {:?}\npattern     pairs  a message  at best  of best  used  datagrams lost",
         line.latency,
     );
-    for (pattern, name) in [(Pattern::ToAndFro, "to and fro"), (Pattern::OneWay, "one way")] {
+    for (pattern, name) in
+        [(Pattern::ToAndFro, "to and fro"), (Pattern::OneWay, "one way"), (Pattern::BothWays, "both ways")]
+    {
         for pairs in [1, 2, 4, 8] {
             let Exchange { took, used, lost } = exchange(pattern, pairs, bytes, line).await?;
             let [took, best] = [took, at_best(pattern, pairs, bytes, line)].map(|all| all.as_secs_f64());
@@ -78,6 +83,7 @@ fn at_best(pattern: Pattern, pairs: u64, bytes: u64, Line { rate, latency }: Lin
         // Half of the pairs send in one direction, the others in the other.
         Pattern::ToAndFro => (sending * pairs as u32 / 2).max(sending + 2 * latency) * messages,
         Pattern::OneWay => sending * pairs as u32 * messages + 2 * latency,
+        Pattern::BothWays => sending * pairs.div_ceil(2) as u32 * messages + 2 * latency,
     }
 }
 
@@ -105,9 +111,11 @@ async fn exchange(pattern: Pattern, pairs: u64, bytes: u64, line: Line) -> Resul
         ends.push((one, other, calling?, called.ok_or("the endpoint is closed")?));
     }
     let start = Instant::now();
-    let talks = ends.into_iter().map(|(one, other, calling, called)| {
+    let talks = ends.into_iter().enumerate().map(|(pair, (one, other, calling, called))| {
+        // The caller sends first.
+        let there = pattern != Pattern::BothWays || pair % 2 == 0;
         tokio::spawn(async move {
-            let (first, second) = (talk(calling, pattern, true, bytes), talk(called, pattern, false, bytes));
+            let (first, second) = (talk(calling, pattern, there, bytes), talk(called, pattern, !there, bytes));
             let (one_did, other_did) = tokio::try_join!(first, second)?;
             // An endpoint must stay open until both sides are done.
             drop((one, other));
@@ -158,7 +166,7 @@ async fn talk(
     let (mut sent, mut received) = (Vec::new(), Vec::new());
     let payload = [Bytes::from(vec![0; bytes as usize])];
     for i in 0..2 * MESSAGES {
-        if (pattern == Pattern::OneWay || i % 2 == 0) == first {
+        if (pattern != Pattern::ToAndFro || i % 2 == 0) == first {
             sent.push(Instant::now());
             connection.send(Lane::Tensors, b"", &payload).await?;
         } else {

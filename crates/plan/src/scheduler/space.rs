@@ -359,8 +359,8 @@ impl<'a> SearchSpace<'a> {
             tried.extend(problem.machines.units.iter().flat_map(|u| &u.members));
             let coarse = problem.with_cuts(&coarse_cuts(&problem));
             let known = [equal_number(&coarse), equal_compute(&coarse)];
-            let plan = search(&coarse, &options.schedules, &known, SearchDepth::Quick);
-            trials.push(Trial { plans: plan.into_iter().collect(), scope });
+            let plans = self.at_once(options).filter_map(|s| search(&coarse, s, &known, SearchDepth::Quick)).collect();
+            trials.push(Trial { plans, scope });
         }
         trials.sort_by(|a, b| a.step().total_cmp(&b.step()));
         let shortest = trials.first().map_or(f64::INFINITY, Trial::step);
@@ -371,6 +371,12 @@ impl<'a> SearchSpace<'a> {
             trials.push(Trial { plans: Vec::new(), scope });
         }
         trials
+    }
+
+    /// The schedules that one quick search covers. With many devices, one search for each would take too long.
+    fn at_once<'o>(&self, options: &'o PlanOptions) -> impl Iterator<Item = &'o [Schedule]> {
+        let together = if self.devices.len() <= MAX_THOROUGH_UNITS { 1 } else { options.schedules.len() };
+        options.schedules.chunks(together)
     }
 
     /// The scopes of a search: each workload with each number of replicas, on all devices. If they are too many for a

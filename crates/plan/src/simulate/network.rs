@@ -8,6 +8,7 @@
 use std::collections::VecDeque;
 
 use super::load::Load;
+use crate::cost::Line;
 use crate::cost::congestion::{MAX_WINDOW, send_rate, shared_bandwidth};
 
 /// Levels that differ by less than this share are equal.
@@ -198,8 +199,14 @@ impl<'a> Network<'a> {
     /// The bytes/s that a line carries for all its channels.
     fn capacity(&self, line: u32) -> f64 {
         let SharedLine { bandwidth, active, .. } = &self.lines[line as usize];
-        let in_flight = active.iter().map(|&c| self.channels[c as usize].queued.min(MAX_WINDOW as f64)).sum();
-        shared_bandwidth(*bandwidth, active.len(), in_flight)
+        let channels = || active.iter().map(|&c| &self.channels[c as usize]);
+        let in_flight = channels().map(|c| c.queued.min(MAX_WINDOW as f64)).sum();
+        // Training runs that kept uplinks full used no more of them than those that paused.
+        let pausing = match self.load.lines[line as usize].0 {
+            Line::Card { .. } => channels().filter(|c| c.queue.len() < 2).count(),
+            Line::Uplink { .. } | Line::Link { .. } => active.len(),
+        };
+        shared_bandwidth(*bandwidth, active.len(), pausing, in_flight)
     }
 
     /// The level at which a line's channels fill it; infinite if they do not.
