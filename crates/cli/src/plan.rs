@@ -2,7 +2,9 @@
 
 use std::fmt::Write as _;
 use std::path::Path;
-use std::time::Instant;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 use fusionllm_plan::{
     Cluster, Origin, PlanDetail, PlanError, SavedPlan, SimulateOptions, Simulation, WhatIf, simulate, what_if,
@@ -11,14 +13,14 @@ use fusionllm_plan::{
 use fusionllm_program::{PeerId, Program};
 use fusionllm_view::picture::{self, Picture, Strip};
 use fusionllm_workbench::model::models;
-use fusionllm_workbench::planning::{Planned, advise, plan_for};
+use fusionllm_workbench::planning::{Planned, advise, plan_until};
 use fusionllm_workspace::config::Testbed;
 
 use crate::args::{PlanArgs, SimulateArgs};
 use crate::failure::Failure;
 use crate::output::{note, patiently, print, print_json, word};
 use crate::table::{Table, width, wrap};
-use crate::train::load_job;
+use crate::train::{load_job, runtime};
 use crate::units;
 
 /// Plans a job for a testbed and prints the predictions.
@@ -32,13 +34,14 @@ pub(crate) fn plan(args: &PlanArgs, json: bool) -> Result<(), Failure> {
     }
     let testbed = Testbed::load(&args.testbed)?.cluster;
     let started = Instant::now();
-    let planned = patiently("planning", || {
+    let stop = on_interrupt()?;
+    let planned = patiently("planning; Ctrl-C shows the best plan so far", || {
         let models = models(&mut job)?;
-        plan_for(&job, models, &testbed)
+        plan_until(&job, models, &testbed, &stop)
     });
     let planned = planned?;
     let solve_s = Some(started.elapsed().as_secs_f64());
-    let advice = args.what_if.then(|| {
+    let advice = (args.what_if && !stop.load(Relaxed)).then(|| {
         patiently("planning for better machines", || {
             let models = models(&mut job)?;
             advise(&job, &models, &testbed, &planned)
@@ -64,6 +67,25 @@ pub(crate) fn plan(args: &PlanArgs, json: bool) -> Result<(), Failure> {
         print(&format!("\n{}\n", wrap(&line, width()).join("\n")))?;
     }
     Ok(())
+}
+
+/// A second Ctrl-C that comes sooner is the same act: some programs pass each signal on, too.
+const ONE_ACT: Duration = Duration::from_secs(1);
+
+/// A flag that the first Ctrl-C sets. The second one ends the program.
+fn on_interrupt() -> Result<Arc<AtomicBool>, Failure> {
+    let pressed = Arc::new(AtomicBool::new(false));
+    let (flag, runtime) = (pressed.clone(), runtime()?);
+    std::thread::spawn(move || {
+        // Where signals cannot be listened to, Ctrl-C ends the program at once.
+        if runtime.block_on(tokio::signal::ctrl_c()).is_ok() {
+            flag.store(true, Relaxed);
+            std::thread::sleep(ONE_ACT);
+            let _ = runtime.block_on(tokio::signal::ctrl_c());
+            std::process::exit(1);
+        }
+    });
+    Ok(pressed)
 }
 
 /// Simulates a saved plan.

@@ -32,7 +32,7 @@ pub use saved::{Origin, PlanDetail, SavedPlan};
 pub use schedule::{Schedule, TaskKind};
 pub use scheduler::{
     Made, PlanOptions, PreparedPlan, Scheduled, Scheduler, Unused, Workload, advise, equal_compute, equal_number,
-    idle_note, prepare, schedule, schedule_unknown, unused,
+    idle_note, prepare, schedule, schedule_unknown, schedule_until, unused,
 };
 pub use simulate::{
     Activity, Change, LineLoad, LinkLoad, PROCESS_BYTES, PeerLoad, SimulateOptions, Simulation, Span, Transfer, WhatIf,

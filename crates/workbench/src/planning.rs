@@ -1,8 +1,10 @@
 //! From a job, and from the known machines, to a plan.
 
+use std::sync::atomic::AtomicBool;
+
 use fusionllm_plan::{
     Cluster, Made, Origin, Plan, PlanOptions, PreparedPlan, SavedPlan, Scheduled, Simulation, WhatIf, Workload,
-    idle_note, prepare, schedule, schedule_unknown,
+    idle_note, prepare, schedule_unknown, schedule_until,
 };
 use fusionllm_program::{Address, PeerId, Program};
 use fusionllm_workspace::config::{Choice, Job};
@@ -115,9 +117,23 @@ pub fn plan_blind(job: &Job, model: Model, count: usize) -> Result<Planned, Work
 /// # Errors
 ///
 /// The same as those of [`schedule`].
-pub fn plan_for(job: &Job, mut models: Vec<Model>, testbed: &Cluster) -> Result<Planned, WorkbenchError> {
+pub fn plan_for(job: &Job, models: Vec<Model>, testbed: &Cluster) -> Result<Planned, WorkbenchError> {
+    plan_until(job, models, testbed, &AtomicBool::new(false))
+}
+
+/// Like [`plan_for`], but once `stop` is set, the best plan so far is the result.
+///
+/// # Errors
+///
+/// The same as those of [`plan_for`].
+pub fn plan_until(
+    job: &Job,
+    mut models: Vec<Model>,
+    testbed: &Cluster,
+    stop: &AtomicBool,
+) -> Result<Planned, WorkbenchError> {
     let Scheduled { plan, cluster, workload, programs, simulation, lower_bound_s, notes, .. } =
-        schedule(&workloads(job, &models), testbed, &plan_options(job, testbed))?;
+        schedule_until(&workloads(job, &models), testbed, &plan_options(job, testbed), stop)?;
     let made = Planned::new(job, models.swap_remove(workload), plan);
     Ok(Planned {
         cluster: Some(cluster),

@@ -1,6 +1,8 @@
 //! Signals, closed terminals and killed parents.
 
+use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::scene::{Scene, TINY};
@@ -171,4 +173,22 @@ fn a_broker_that_has_lost_all_joiners_ends_at_the_first_signal() {
             assert!(rest.contains(&format!("step {saved} is safe; go on with --resume run")), "{rest}");
         }
     }
+}
+
+/// The model is so large that planning takes many seconds.
+#[test]
+fn an_interrupted_plan_is_the_best_so_far() {
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fusionllm"));
+    command.args(["plan", "--set=model.n_layer=96"]).arg(examples.join("three-homes/job.toml"));
+    command.arg("--testbed").arg(examples.join("testbeds/48-gpus.toml"));
+    let mut plan = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(plan.stderr.take().unwrap()).lines().map(Result::unwrap);
+    assert!(said.any(|line| line.contains("Ctrl-C shows the best plan so far")));
+    let sent = Command::new("kill").args(["-INT", &plan.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+    let output = plan.wait_with_output().unwrap();
+    let shown = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && shown.contains(" a step\n"), "{shown}");
+    assert!(shown.contains("planning was stopped, so there may be a faster plan"), "{shown}");
 }

@@ -18,6 +18,8 @@ pub use prepare::{PreparedPlan, prepare};
 pub use scheduled::Scheduled;
 pub use unused::{Unused, unused};
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
 use space::SearchSpace;
 use unused::unused_unnamed;
 
@@ -44,7 +46,35 @@ use crate::schedule::Schedule;
 /// There is no workload or no schedule, the broker reaches no device, or no plan fits. The error names what is
 /// missing.
 pub fn schedule(workloads: &[Workload<'_>], cluster: &Cluster, options: &PlanOptions) -> Result<Scheduled, PlanError> {
-    let mut best = cut(workloads, cluster, options, None)?;
+    schedule_until(workloads, cluster, options, &AtomicBool::new(false))
+}
+
+/// Like [`schedule`], but once `stop` is set, the best plan so far is the result, as soon as there is one. A sentence of
+/// its notes says so.
+///
+/// # Errors
+///
+/// The same as those of [`schedule`].
+pub fn schedule_until(
+    workloads: &[Workload<'_>],
+    cluster: &Cluster,
+    options: &PlanOptions,
+    stop: &AtomicBool,
+) -> Result<Scheduled, PlanError> {
+    let mut found = best(workloads, cluster, options, stop)?;
+    if stop.load(Relaxed) {
+        found.notes.push("planning was stopped, so there may be a faster plan".into());
+    }
+    Ok(found)
+}
+
+fn best(
+    workloads: &[Workload<'_>],
+    cluster: &Cluster,
+    options: &PlanOptions,
+    stop: &AtomicBool,
+) -> Result<Scheduled, PlanError> {
+    let mut best = cut(workloads, cluster, options, None, stop)?;
     // A device alone has no links to compress.
     if options.compression.compressor == Compressor::None || cluster.devices().len() == 1 {
         return Ok(best);
@@ -52,10 +82,11 @@ pub fn schedule(workloads: &[Workload<'_>], cluster: &Cluster, options: &PlanOpt
     best.compress(workloads[best.workload], options)?;
     // The baselines ignore links.
     let Some(widest) = widest_coded(workloads[best.workload].train) else { return Ok(best) };
-    let rule = options.compression.for_planning(widest).filter(|_| options.scheduler.needs_cluster());
+    let goes_on = options.scheduler.needs_cluster() && !stop.load(Relaxed);
+    let rule = options.compression.for_planning(widest).filter(|_| goes_on);
     // If no plan fits with smaller messages, none fitted before either.
     if let Some(rule) = rule
-        && let Ok(mut other) = cut(workloads, cluster, options, Some(rule))
+        && let Ok(mut other) = cut(workloads, cluster, options, Some(rule), stop)
     {
         other.compress(workloads[other.workload], options)?;
         let bound = best.lower_bound_s.min(other.lower_bound_s);
@@ -66,8 +97,10 @@ pub fn schedule(workloads: &[Workload<'_>], cluster: &Cluster, options: &PlanOpt
         }
         best.lower_bound_s = bound;
     }
-    let budget = larger_budget(&best, workloads[best.workload], options, widest)?;
-    best.notes.extend(budget);
+    if !stop.load(Relaxed) {
+        let budget = larger_budget(&best, workloads[best.workload], options, widest)?;
+        best.notes.extend(budget);
+    }
     Ok(best)
 }
 
@@ -147,12 +180,13 @@ fn cut(
     cluster: &Cluster,
     options: &PlanOptions,
     rule: Option<Compression>,
+    stop: &AtomicBool,
 ) -> Result<Scheduled, PlanError> {
     let (Some(&first), Some(&schedule)) = (workloads.first(), options.schedules.first()) else {
         return Err(PlanError::Plan("there is no workload, or no schedule, to choose from".into()));
     };
     if options.scheduler.needs_cluster() {
-        let space = || SearchSpace::new(workloads, cluster, options, rule);
+        let space = || SearchSpace::new(workloads, cluster, options, rule, stop);
         let kept = space()?.plan(options);
         let lacks_memory = match &kept {
             Ok(scheduled) => !scheduled.fits(),
@@ -165,7 +199,7 @@ fn cut(
     }
     let names: Vec<String> = cluster.devices().iter().map(|d| d.name.clone()).collect();
     let plan = schedule_unknown(first, &names, Some(options.scheduler), schedule)?;
-    let lower_bound_s = SearchSpace::new(workloads, cluster, options, None)?.bound(options);
+    let lower_bound_s = SearchSpace::new(workloads, cluster, options, None, stop)?.bound(options);
     let notes = idle_note(&plan, first).into_iter().collect();
     let devices: Vec<PeerId> = plan.used().into_iter().collect();
     let (plan, cluster) = (plan.without_idle(), &cluster.select(&devices)?);

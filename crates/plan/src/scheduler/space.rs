@@ -2,6 +2,7 @@
 
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use fusionllm_program::PeerId;
 
@@ -66,6 +67,8 @@ pub(super) struct SearchSpace<'a> {
     rule: Option<Compression>,
     /// The case of each workload.
     cases: Vec<Case<'a>>,
+    /// Once it is set, the search ends with what it has.
+    stop: &'a AtomicBool,
 }
 
 /// A workload's model as a chain, on single devices.
@@ -132,6 +135,7 @@ impl<'a> SearchSpace<'a> {
         cluster: &'a Cluster,
         options: &PlanOptions,
         rule: Option<Compression>,
+        stop: &'a AtomicBool,
     ) -> Result<Self, PlanError> {
         if workloads.is_empty() {
             return Err(PlanError::Plan("there is no workload to plan for".into()));
@@ -148,8 +152,17 @@ impl<'a> SearchSpace<'a> {
                 cluster.name(d)
             )));
         }
-        let mut space =
-            Self { cluster, links, class, devices, memory_share: 1.0, offload_share: None, rule, cases: Vec::new() };
+        let mut space = Self {
+            cluster,
+            links,
+            class,
+            devices,
+            memory_share: 1.0,
+            offload_share: None,
+            rule,
+            cases: Vec::new(),
+            stop,
+        };
         for &workload in workloads {
             let model = ModelChain::new(workload.forward, workload.train, &options.optimizer, &kinds, rule);
             if model.chain.atoms == 0 {
@@ -222,7 +235,7 @@ impl<'a> SearchSpace<'a> {
         for choice in choices {
             let workload = self.cases[choice.workload].workload;
             let runs = workload.train.graph.nodes.len() * workload.micro_batches as usize;
-            if best.is_some() && runs > left {
+            if best.is_some() && (runs > left || self.stop.load(Relaxed)) {
                 break;
             }
             left = left.saturating_sub(runs);
@@ -323,10 +336,16 @@ impl<'a> SearchSpace<'a> {
         let mut choices: Vec<Choice> = Vec::new();
         let mut thorough = THOROUGH_SCOPES[usize::from(self.devices.len() > MAX_THOROUGH_UNITS)];
         for Trial { plans: mut best, scope } in self.trials(options, tried) {
+            if !choices.is_empty() && self.stop.load(Relaxed) {
+                break;
+            }
             let workload = scope.workload;
             let problem = self.problem(&scope);
             let cuts = coarse_cuts(&problem);
-            if thorough > 0 && problem.machines.units.len() <= MAX_THOROUGH_UNITS {
+            if thorough > 0
+                && (best.is_empty() || !self.stop.load(Relaxed))
+                && problem.machines.units.len() <= MAX_THOROUGH_UNITS
+            {
                 thorough -= 1;
                 let coarse = problem.with_cuts(&cuts);
                 let known: Vec<Vec<StageRange>> = best.iter().map(|f| f.stages.clone()).collect();
@@ -355,6 +374,9 @@ impl<'a> SearchSpace<'a> {
     fn trials(&self, options: &PlanOptions, tried: &mut BTreeSet<u32>) -> Vec<Trial> {
         let mut trials: Vec<Trial> = Vec::new();
         for scope in self.scopes(options) {
+            if trials.iter().any(|t| !t.plans.is_empty()) && self.stop.load(Relaxed) {
+                break;
+            }
             let problem = self.problem(&scope);
             tried.extend(problem.machines.units.iter().flat_map(|u| &u.members));
             let coarse = problem.with_cuts(&coarse_cuts(&problem));
