@@ -9,7 +9,7 @@ use fusionllm_program::{Access, Address, Instruction, Medium, Memory, PeerId, Pr
 
 use super::activities::activities;
 use super::messages::{Messages, value_type};
-use super::stretches::{Stretches, Written};
+use super::stretches::Stretches;
 use super::{Activity, SimulateOptions};
 use crate::cost::{CopyDirection, Device, signature, squared_norm, sum, update};
 use crate::error::PlanError;
@@ -43,6 +43,16 @@ struct UpdateCost {
     /// Adding a term to the gradient.
     sum: f64,
     optimizer: f64,
+}
+
+/// The steps of a stretch of instructions.
+pub(super) struct Written {
+    /// Each step with the place of its instruction in the stretch.
+    steps: Vec<(Step, usize)>,
+    /// Bytes held before the stretch. The peaks of its steps are above these.
+    held: u64,
+    /// By how many bytes it changes what is held.
+    change: i64,
 }
 
 pub(super) struct Writer<'a> {
@@ -110,7 +120,7 @@ impl<'a> Writer<'a> {
         self.steps_of(stretches)
     }
 
-    pub(super) fn steps_of(mut self, mut stretches: Stretches<'_>) -> Result<Vec<Step>, PlanError> {
+    pub(super) fn steps_of(mut self, mut stretches: Stretches<'_, Written>) -> Result<Vec<Step>, PlanError> {
         let activities = activities(self.program);
         let mut at = 0;
         while at < self.program.instructions.len() {

@@ -5,30 +5,19 @@ use std::ops::Range;
 use foldhash::{HashMap, HashMapExt};
 use fusionllm_program::{Instruction, Program};
 
-use super::steps::Step;
-
-/// The steps of a stretch, which are the same for every micro-batch that comes to it in the same way.
-#[derive(Debug)]
-pub(super) struct Written {
-    /// Each step with the place of its instruction in the stretch.
-    pub(super) steps: Vec<(Step, usize)>,
-    /// Bytes held before the stretch. The peaks of its steps are above these.
-    pub(super) held: u64,
-    /// By how many bytes it changes what is held.
-    pub(super) change: i64,
-}
-
 /// A stretch that was met: consecutive instructions of one micro-batch.
-struct Known {
+struct Known<T> {
     range: Range<usize>,
-    /// `None` if it does something that later micro-batches do not do, such as beginning a sum.
-    written: Option<Written>,
+    /// What was found out about it. `None` if it does something that later micro-batches do not do, such as beginning a
+    /// sum.
+    found: Option<T>,
 }
 
-/// The stretches of a Program as they are met, from its first instruction to its last.
-pub(super) struct Stretches<'a> {
+/// The stretches of a Program as they are met, from its first instruction to its last, with what was found out about
+/// each. That is the same for every micro-batch that comes to a stretch in the same way.
+pub(super) struct Stretches<'a, T> {
     instructions: &'a [Instruction],
-    known: Vec<Known>,
+    known: Vec<Known<T>>,
     /// The stretches that came after each stretch of the same micro-batch; those that came first, after `None`.
     after: HashMap<Option<usize>, Vec<usize>>,
     /// By micro-batch: its last stretch. What a stretch does follows from those before it.
@@ -37,7 +26,7 @@ pub(super) struct Stretches<'a> {
     repeats: bool,
 }
 
-impl<'a> Stretches<'a> {
+impl<'a, T> Stretches<'a, T> {
     pub(super) fn new(program: &'a Program) -> Self {
         // A tensor that is offloaded need not be copied if another micro-batch has loaded it and changed nothing.
         let moves = |i: &Instruction| matches!(i, Instruction::Offload { .. } | Instruction::Load { .. });
@@ -63,28 +52,29 @@ impl<'a> Stretches<'a> {
         at..at + length
     }
 
-    /// The micro-batch of a stretch, and the steps of an earlier one that does the same. `None` if there is none.
-    pub(super) fn repeated(&mut self, range: &Range<usize>) -> Option<(u32, &Written)> {
+    /// The micro-batch of a stretch, and what was found out about an earlier one that does the same. `None` if there is
+    /// none.
+    pub(super) fn repeated(&mut self, range: &Range<usize>) -> Option<(u32, &T)> {
         let micro_batch = self.micro_batch(range)?;
         let before = self.last.get(&micro_batch).copied();
         let like = |known: &usize| {
-            let Known { range: other, written } = &self.known[*known];
+            let Known { range: other, found } = &self.known[*known];
             let (ours, theirs) = (&self.instructions[range.clone()], &self.instructions[other.clone()]);
-            written.is_some()
+            found.is_some()
                 && ours.len() == theirs.len()
                 && ours.iter().zip(theirs).all(|(a, b)| *a == b.of_micro_batch(micro_batch))
         };
         let known = self.after.get(&before)?.iter().copied().find(like)?;
         self.last.insert(micro_batch, known);
-        Some((micro_batch, self.known[known].written.as_ref()?))
+        Some((micro_batch, self.known[known].found.as_ref()?))
     }
 
     /// Remembers a stretch that repeats none.
-    pub(super) fn remember(&mut self, range: Range<usize>, written: Option<Written>) {
+    pub(super) fn remember(&mut self, range: Range<usize>, found: Option<T>) {
         let Some(micro_batch) = self.micro_batch(&range) else { return };
         let known = self.known.len();
         self.after.entry(self.last.insert(micro_batch, known)).or_default().push(known);
-        self.known.push(Known { range, written });
+        self.known.push(Known { range, found });
     }
 
     /// The micro-batch of a stretch that may repeat another one.
