@@ -116,7 +116,7 @@ pub fn plan_blind(job: &Job, model: Model, count: usize) -> Result<Planned, Work
 ///
 /// # Errors
 ///
-/// The same as those of [`schedule`].
+/// The same as those of [`schedule`](fusionllm_plan::schedule).
 pub fn plan_for(job: &Job, models: Vec<Model>, testbed: &Cluster) -> Result<Planned, WorkbenchError> {
     plan_until(job, models, testbed, &AtomicBool::new(false))
 }
