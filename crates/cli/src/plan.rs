@@ -42,9 +42,9 @@ pub(crate) fn plan(args: &PlanArgs, json: bool) -> Result<(), Failure> {
     let planned = planned?;
     let solve_s = Some(started.elapsed().as_secs_f64());
     let advice = (args.what_if && !stop.load(Relaxed)).then(|| {
-        patiently("planning for better machines", || {
+        patiently("planning for better machines; Ctrl-C shows the plan with those that are done", || {
             let models = models(&mut job)?;
-            advise(&job, &models, &testbed, &planned)
+            advise(&job, &models, &testbed, &planned, &stop)
         })
     });
     let advice = advice.transpose()?.map(|found| (testbed.clone(), found));

@@ -1,7 +1,9 @@
-//! What better machines would bring is what a plan for them takes.
+//! Advice on better machines: it tells the step that a plan for them takes.
 #![allow(clippy::unwrap_used)]
 
 mod common;
+
+use std::sync::atomic::AtomicBool;
 
 use common::ChoiceRng;
 use common::clusters::cluster;
@@ -38,7 +40,10 @@ fn advice(workload: Workload<'_>, cluster: &Cluster) -> (Scheduled, Vec<WhatIf>)
     let options = options(cluster);
     let scheduled = schedule(&[workload], cluster, &options).unwrap();
     let Scheduled { devices, programs, cluster: used, simulation, .. } = &scheduled;
-    let found = advise(&[workload], cluster, &options, Made { devices, programs, cluster: used, simulation }).unwrap();
+    let made = Made { devices, programs, cluster: used, simulation };
+    let stopped = advise(&[workload], cluster, &options, made, &AtomicBool::new(true)).unwrap();
+    assert!(stopped.is_empty(), "no plan is whole: {stopped:?}");
+    let found = advise(&[workload], cluster, &options, made, &AtomicBool::new(false)).unwrap();
     (scheduled, found)
 }
 

@@ -145,7 +145,7 @@ pub fn plan_until(
     })
 }
 
-/// What better machines than the testbed's would bring, with a new plan for each. See [`advise`](fusionllm_plan::advise).
+/// Better machines than the testbed's, with the step of a new plan for each. See [`advise`](fusionllm_plan::advise).
 ///
 /// # Errors
 ///
@@ -155,11 +155,12 @@ pub fn advise(
     models: &[Model],
     testbed: &Cluster,
     planned: &Planned,
+    stop: &AtomicBool,
 ) -> Result<Vec<WhatIf>, WorkbenchError> {
     let devices: Vec<PeerId> = planned.plan.peers.iter().filter_map(|name| testbed.find(name)).collect();
     let (Some(cluster), Some(simulation)) = (&planned.cluster, &planned.predicted) else { return Ok(Vec::new()) };
     let made = Made { devices: &devices, programs: &planned.programs, cluster, simulation };
-    Ok(fusionllm_plan::advise(&workloads(job, models), testbed, &plan_options(job, testbed), made)?)
+    Ok(fusionllm_plan::advise(&workloads(job, models), testbed, &plan_options(job, testbed), made, stop)?)
 }
 
 fn workloads<'a>(job: &Job, models: &'a [Model]) -> Vec<Workload<'a>> {

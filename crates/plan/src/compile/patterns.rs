@@ -1,4 +1,4 @@
-//! What a peer does for each micro-batch, worked out once for all that have the same done to them.
+//! The instructions of micro-batches, written once for all that have the same done to them.
 
 use std::collections::BTreeMap;
 

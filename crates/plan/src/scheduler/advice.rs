@@ -1,9 +1,11 @@
 //! Better machines, and what a plan for them gives.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
 use fusionllm_program::{PeerId, Program};
 
 use super::options::{PlanOptions, Workload};
-use super::schedule;
+use super::schedule_until;
 use crate::cost::Cluster;
 use crate::error::PlanError;
 use crate::simulate::{Change, SimulateOptions, Simulation, WhatIf, candidates, what_if, worthwhile};
@@ -31,7 +33,7 @@ pub struct Made<'a> {
 /// that the present plan leaves out. Besides faster lines and devices, it tries more memory where a peer's is nearly full,
 /// and one more device.
 ///
-/// At most six plans are made.
+/// At most six plans are made, and none once `stop` is set.
 ///
 /// # Errors
 ///
@@ -41,13 +43,18 @@ pub fn advise(
     cluster: &Cluster,
     options: &PlanOptions,
     made: Made<'_>,
+    stop: &AtomicBool,
 ) -> Result<Vec<WhatIf>, PlanError> {
     let now = made.simulation.step_s;
     let mut found = Vec::new();
     for change in changes(options, made)? {
         let change = change.before_selection(made.devices);
         let Some(changed) = change.apply(cluster)? else { continue };
-        let Ok(new) = schedule(workloads, &changed, options) else { continue };
+        let Ok(new) = schedule_until(workloads, &changed, options, stop) else { continue };
+        // A plan that was cut short says too little.
+        if stop.load(Relaxed) {
+            break;
+        }
         let step_s = new.simulation.step_s;
         found.push(WhatIf { change, replanned: true, step_s, speedup: now / step_s });
     }

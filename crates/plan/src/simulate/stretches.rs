@@ -8,7 +8,7 @@ use fusionllm_program::{Instruction, Program};
 /// A stretch that was met: consecutive instructions of one micro-batch.
 struct Known<T> {
     range: Range<usize>,
-    /// What was found out about it. `None` if it does something that later micro-batches do not do, such as beginning a
+    /// The caller's result for it. `None` if it does something that later micro-batches do not do, such as beginning a
     /// sum.
     found: Option<T>,
 }
