@@ -166,6 +166,7 @@ impl Scene {
             backend: "cpu".into(),
             device: "cpu".into(),
             slow_bf16: false,
+            processor: None,
             addr: encode(&from.addr()).unwrap(),
         }
     }

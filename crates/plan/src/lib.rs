@@ -23,7 +23,7 @@ pub use compile::{NodeStages, compile, compile_forward};
 pub use cost::{
     Card, Cluster, CodecStep, CopyDirection, Curve, Curves, DISK_RATE, Device, DirectLink, ExtraOperator, Flow,
     HOST_LINK_RATE, HeldTensor, Line, Link, Measured, NodeSeconds, OperatorCurves, OperatorWork, ParameterWork, Place,
-    Rates, Route, Site, Work, congestion, message_bytes, node_signature, signature, work_units,
+    Processor, Rates, Route, Site, Work, congestion, message_bytes, node_signature, signature, work_units,
 };
 pub use error::PlanError;
 pub use offload::PeerOffload;

@@ -64,6 +64,7 @@ fn joined(problem: &Problem, copies: usize) -> Machines {
             memory: group.iter().map(|u| machines.units[*u].memory).fold(f64::INFINITY, f64::min),
             inside,
             exchange: LinkCost::new(2.0 * inside.latency, 2.0 * inside.per_byte),
+            processors: Vec::new(),
             offload: None,
         }
     });
@@ -71,7 +72,7 @@ fn joined(problem: &Problem, copies: usize) -> Machines {
     groups.push(&broker);
     let link = |(a, b): (&[usize], &[usize])| if a == b { LinkCost::NONE } else { worst(a, b) };
     let pairs = groups.iter().flat_map(|a| groups.iter().map(move |b| (*a, *b)));
-    Machines { units, links: pairs.map(link).collect(), lines: Vec::new(), line_count: 0 }
+    Machines { units, links: pairs.map(link).collect(), lines: Vec::new(), line_count: 0, processor_count: 0 }
 }
 
 #[test]

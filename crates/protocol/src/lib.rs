@@ -73,11 +73,11 @@ pub use membership::{
     Admission, Atlas, ExpectedPeers, Identity, Invitation, Member, Roster, Survey, TicketRole, other_version,
 };
 pub use messages::{
-    Answer, Assignment, BulkHeader, CodecError, CodecSpectrum, ComputeCommand, Contact, Farewell, FromPeer, Heartbeat,
-    Hello, IncidentStatus, MAX_ASSIGNMENT_BYTES, MAX_CONTROL_BYTES, MAX_HELLO_BYTES, MAX_LISTED, MAX_PROBE_BYTES,
-    MAX_SPANS, MachineProfile, MemberId, MemberStatus, PassReport, PassSpan, PeerHello, Probe, Question, ReceivedBytes,
-    ReceivedMessage, Request, RunPhase, RunStatus, SentBytes, Source, Standing, TensorHeader, ToPeer, TrainingProgress,
-    VERSION, decode, encode, hello_version, share_of,
+    Answer, Assignment, BulkHeader, CodecError, CodecSpectrum, ComputeCommand, ComputesOn, Contact, Farewell, FromPeer,
+    Heartbeat, Hello, IncidentStatus, MAX_ASSIGNMENT_BYTES, MAX_CONTROL_BYTES, MAX_HELLO_BYTES, MAX_LISTED,
+    MAX_PROBE_BYTES, MAX_SPANS, MachineProfile, MemberId, MemberStatus, PassReport, PassSpan, PeerHello, Probe,
+    Question, ReceivedBytes, ReceivedMessage, Request, RunPhase, RunStatus, SentBytes, Source, Standing, TensorHeader,
+    ToPeer, TrainingProgress, VERSION, decode, encode, hello_version, share_of,
 };
 pub use notice::{Incident, IncidentKind, Notice};
 pub use regulator::{CodecChange, CodecChangeReason, CodecUpdate, Regulator};

@@ -117,6 +117,7 @@ fn lies() -> impl Strategy<Value = FromPeer> {
             backend: String::new(),
             device: String::new(),
             slow_bf16: false,
+            processor: None,
             addr: Vec::new(),
         })),
         (pass.clone(), small.clone(), small, number).prop_map(|(pass, report, micro_batch, value)| FromPeer::Report {

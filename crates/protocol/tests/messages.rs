@@ -68,6 +68,7 @@ fn messages_round_trip() {
         backend: "cpu".into(),
         device: "CPU".into(),
         slow_bf16: true,
+        processor: None,
         addr: vec![1, 2, 3],
     };
     let report = PassReport {

@@ -198,6 +198,7 @@ fn hello() -> Vec<u8> {
         backend: "cpu".into(),
         device: "cpu".into(),
         slow_bf16: false,
+        processor: None,
         addr: Vec::new(),
     }));
     let message = message.unwrap();

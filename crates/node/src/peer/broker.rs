@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fusionllm_backend::machine::cores;
 use fusionllm_graph::{Advice, HostTensor, TensorType};
 use fusionllm_program::PeerId;
 use fusionllm_protocol::{
-    Assignment, BulkHeader, FromPeer, Heartbeat, Hello, MAX_ASSIGNMENT_BYTES, ToPeer, VERSION, decode, encode,
+    Assignment, BulkHeader, ComputesOn, FromPeer, Heartbeat, Hello, MAX_ASSIGNMENT_BYTES, ToPeer, VERSION, decode,
+    encode,
 };
 use fusionllm_transport::{ConnectError, Connection, DisconnectReason, Lanes, Receiver, Ticket};
 use fusionllm_workbench::machine::memory;
@@ -62,8 +64,23 @@ impl Introduction {
             device: shared.backend.device().name,
             slow_bf16: shared.backend.slow_bf16(),
             addr: encode(&shared.endpoint.addr()).map_err(NodeError::Protocol)?,
+            processor: self.processor(shared),
         };
         net::send_control(connection, &FromPeer::Hello(hello)).await
+    }
+
+    /// The processor that this process computes on, if its tensors are there. Outside the run, its number says nothing
+    /// about the machine.
+    fn processor(&self, shared: &Shared) -> Option<ComputesOn> {
+        shared.backend.device().threads?;
+        let cores = cores()?;
+        let mut hasher = blake3::Hasher::new_derive_key("FusionLLM 2026-11-28 processor of a member");
+        hasher.update(self.ticket.addr.key.as_bytes()).update(cores.identity.as_bytes());
+        let mut id = [0; 16];
+        hasher.finalize_xof().fill(&mut id);
+        let count = u32::try_from(cores.count).ok()?;
+        let busy = (shared.threads.current_num_threads() as f64 / shared.slowdown).min(f64::from(count));
+        Some(ComputesOn { id, cores: count, busy })
     }
 
     async fn dial_again(&self, shared: &Shared) -> Result<(Connection, Lanes), NodeError> {

@@ -40,8 +40,9 @@ pub(super) async fn measure(
         shared.observer.tell(JoinEvent::LeftOut(left_out));
     }
     let memory = memory.unwrap_or(device.memory);
-    let Device { rates, measured: operators, disk, host_link, .. } = device;
-    Ok(FromPeer::Machine(MachineProfile { rates, memory, slowdown: shared.slowdown, operators, disk, host_link }))
+    let Device { rates, measured: operators, scratch, disk, host_link, .. } = device;
+    let slowdown = shared.slowdown;
+    Ok(FromPeer::Machine(MachineProfile { rates, memory, slowdown, operators, scratch, disk, host_link }))
 }
 
 /// Measures the links to a member and back. The answer names no links if the two cannot reach each other.

@@ -8,6 +8,7 @@ use super::card::Card;
 use super::curve::Curve;
 use super::measured::{CodecStep, CopyDirection, Measured, OperatorCurves};
 use super::operators::work_units;
+use super::processor::Processor;
 
 /// Bytes/s of a tensor that a codec encodes where it was not measured: what `profile` found for top-k on a server's core.
 const ENCODE_RATE: f64 = 1.75e9;
@@ -27,6 +28,9 @@ pub struct Device {
     /// them need no link. `None` if it is the only one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
+    /// The processor that it computes on, if others may compute there, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub processor: Option<Processor>,
     /// Its host's network card. What is not known is by default as [`Cluster::card`] says.
     ///
     /// [`Cluster::card`]: crate::Cluster::card
@@ -91,6 +95,7 @@ impl Device {
             name: name.into(),
             site: None,
             host: None,
+            processor: None,
             network: Card::default(),
             rates,
             memory,

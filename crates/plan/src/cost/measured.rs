@@ -78,6 +78,22 @@ impl Measured {
         self.len() == 0
     }
 
+    /// How many times as long operators take here as in another measurement of the same device: those of a model, if
+    /// both have any. `None` without a common operator.
+    pub fn times_as_long(&self, other: &Self) -> Option<f64> {
+        let common = |ours: &Curves, theirs: &Curves| {
+            let both = theirs.iter().filter_map(|(key, theirs)| Some((ours.get(key)?, theirs)));
+            let at_largest = both.filter_map(|(ours, theirs)| {
+                let (work, seconds) = *theirs.points().last()?;
+                Some((ours.at(work), seconds))
+            });
+            let (ours, theirs) = at_largest.fold((0.0, 0.0), |sum, each| (sum.0 + each.0, sum.1 + each.1));
+            (theirs > 0.0).then(|| ours / theirs)
+        };
+        let of = |curves: fn(&OperatorCurves) -> &Curves| common(curves(&self.operators), curves(&other.operators));
+        of(|operators| &operators.by_signature).or_else(|| of(|operators| &operators.by_name))
+    }
+
     /// The number of curves.
     pub fn len(&self) -> usize {
         let maps = [&self.operators.by_name, &self.operators.by_signature, &self.encode, &self.decode];

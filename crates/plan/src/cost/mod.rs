@@ -8,6 +8,7 @@ mod device;
 mod extra;
 mod measured;
 mod operators;
+mod processor;
 mod work;
 
 pub use card::Card;
@@ -20,4 +21,5 @@ pub use extra::ExtraOperator;
 pub(crate) use extra::{squared_norm, sum, update};
 pub use measured::{CodecStep, CopyDirection, Measured, OperatorCurves};
 pub use operators::{node_signature, signature, work_units};
+pub use processor::Processor;
 pub use work::{Flow, HeldTensor, NodeSeconds, OperatorWork, ParameterWork, Work};

@@ -6,8 +6,8 @@ use foldhash::HashMap;
 use fusionllm_program::PeerId;
 
 use crate::cost::congestion::window_rate;
-use crate::cost::{Cluster, Device, Line, Place};
-use crate::search::{LineShare, LinkCost, Machines, OffloadCost, Unit, communities};
+use crate::cost::{Cluster, Device, Line, Place, Processor};
+use crate::search::{LineShare, LinkCost, Machines, OffloadCost, ProcessorShare, Unit, communities};
 
 /// Most units among which a plan is searched.
 pub(super) const SEARCHED_UNITS: usize = 96;
@@ -157,6 +157,13 @@ impl<'a> DeviceLinks<'a> {
             let pairs = a.iter().flat_map(|x| b.iter().map(|y| (*x as usize, *y as usize)));
             pairs.filter(|(x, y)| x != y).map(|(x, y)| self.cost(x, y)).fold(LinkCost::NONE, LinkCost::worse)
         };
+        let processor = |d: u32| self.cluster.devices()[d as usize].processor.as_ref();
+        let mut users: BTreeMap<&str, u32> = BTreeMap::new();
+        groups.iter().flatten().filter_map(|d| processor(*d)).for_each(|p| *users.entry(&p.name).or_default() += 1);
+        users.retain(|_, users| *users > 1);
+        let numbers: BTreeMap<&str, u32> = users.into_keys().zip(0..).collect();
+        let shares_of =
+            |members: &[u32]| processor_shares(&numbers, members.iter().filter_map(|d| processor(*d)), members.len());
         let unit = |members: &Vec<u32>| {
             let slowest =
                 members.iter().copied().max_by(|a, b| model_seconds(*a).total_cmp(&model_seconds(*b))).unwrap_or(0);
@@ -167,6 +174,7 @@ impl<'a> DeviceLinks<'a> {
                 class: class[slowest as usize],
                 memory: memory as f64,
                 inside,
+                processors: shares_of(members),
                 exchange: LinkCost::new(2.0 * inside.latency, self.exchange(members, inside)),
                 offload: None,
             }
@@ -182,7 +190,7 @@ impl<'a> DeviceLinks<'a> {
             }
         }
         let line_count = keep_shared(&mut lines);
-        Machines { units: groups.iter().map(unit).collect(), links, lines, line_count }
+        Machines { units: groups.iter().map(unit).collect(), links, lines, line_count, processor_count: numbers.len() }
     }
 
     /// The lines between two groups, with their seconds per byte averaged over pairs of devices.
@@ -210,6 +218,22 @@ impl<'a> DeviceLinks<'a> {
         let of_pair = part * inside.per_byte.max(inside.window_per_byte);
         busy.into_values().fold(of_pair, f64::max)
     }
+}
+
+/// What devices take of processors, which have these numbers.
+fn processor_shares<'p>(
+    numbers: &BTreeMap<&str, u32>,
+    of_members: impl Iterator<Item = &'p Processor>,
+    members: usize,
+) -> Vec<ProcessorShare> {
+    let mut shares: BTreeMap<u32, f64> = BTreeMap::new();
+    for processor in of_members {
+        if let Some(number) = numbers.get(processor.name.as_str()) {
+            *shares.entry(*number).or_default() += processor.crowded * processor.busy / processor.cores;
+        }
+    }
+    let share = |(processor, of_step)| ProcessorShare { processor, of_micro_batch: of_step / members as f64, of_step };
+    shares.into_iter().map(share).collect()
 }
 
 /// The number of a line that several pairs of devices may use.

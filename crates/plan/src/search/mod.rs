@@ -27,7 +27,8 @@ pub use op_fence::op_fence;
 pub(crate) use op_fence::{SearchDepth, search};
 pub(crate) use orders::typical_message_bytes;
 pub use problem::{
-    Chain, Input, LineShare, LinkCost, Machines, Message, OffloadCost, Problem, Seconds, Tie, TieUser, Unit,
+    Chain, Input, LineShare, LinkCost, Machines, Message, OffloadCost, Problem, ProcessorShare, Seconds, Tie, TieUser,
+    Unit,
 };
 pub(crate) use problem::{MAX_THOROUGH_UNITS, prefix_sums};
 pub(crate) use refine::polish;

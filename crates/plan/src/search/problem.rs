@@ -135,8 +135,21 @@ pub struct Unit {
     /// The cost to sum the gradients of parameters over the members and to return the new values, by bytes of
     /// parameters. The busiest line of all that the members use limits.
     pub exchange: LinkCost,
+    /// What the unit takes of processors that others use, too.
+    pub processors: Vec<ProcessorShare>,
     /// The price of bytes beyond the members' memory, if they offload those. [`Self::memory`] is then infinite.
     pub offload: Option<OffloadCost>,
+}
+
+/// The part of a unit's work that a shared processor does.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ProcessorShare {
+    /// The processor's number.
+    pub processor: u32,
+    /// Seconds of the whole processor for each second that a member computes for a micro-batch, averaged over members.
+    pub of_micro_batch: f64,
+    /// The same for each second that every member computes once in a step.
+    pub of_step: f64,
 }
 
 /// The cost of a unit that needs more than its memory.
@@ -212,6 +225,8 @@ pub struct Machines {
     pub lines: Vec<Vec<LineShare>>,
     /// The number of shared lines.
     pub line_count: usize,
+    /// The number of shared processors.
+    pub processor_count: usize,
 }
 
 impl Machines {

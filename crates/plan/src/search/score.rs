@@ -28,6 +28,8 @@ pub struct StageRange {
 pub enum Bottleneck {
     /// The machine of this unit.
     Unit(u32),
+    /// A processor that several devices compute on.
+    Processor(u32),
     /// The link between these units. The number of units stands for the broker.
     Link(u32, u32),
     /// A shared line, such as a network card or an uplink.
@@ -175,6 +177,8 @@ struct Evaluation<'a> {
     /// Whether a unit holds several stages.
     repeats: bool,
     flows: Vec<StageFlow>,
+    /// The load of each shared processor.
+    processors: Vec<StationLoad>,
     limits: Limits,
     excess: f64,
 }
@@ -187,6 +191,7 @@ impl<'a> Evaluation<'a> {
             schedule,
             repeats: (0..stages.len()).any(|s| stages[..s].iter().any(|g| g.unit == stages[s].unit)),
             flows: flows(problem, stages),
+            processors: vec![StationLoad::default(); problem.machines.processor_count],
             limits: Limits {
                 phased: schedule == Schedule::GPipe,
                 more: f64::from(problem.micro_batches) - 1.0,
@@ -240,6 +245,9 @@ impl<'a> Evaluation<'a> {
                 self.machine(s, trip, &ahead);
             }
         }
+        for (processor, load) in (0..).zip(std::mem::take(&mut self.processors)) {
+            self.limits.station(Bottleneck::Processor(processor), load);
+        }
         let (lo, hi) = self.ends(0);
         pipeline + problem.delayed(self.schedule, self.unit(0), lo, hi)
     }
@@ -255,6 +263,12 @@ impl<'a> Evaluation<'a> {
             load.backward += backward;
             load.after += problem.step_end(unit, lo, hi);
             memory += problem.memory(unit, lo, hi, trip.in_flight(ahead[t]));
+        }
+        for share in &problem.machines.units[unit].processors {
+            let total = &mut self.processors[share.processor as usize];
+            total.forward += share.of_micro_batch * load.forward;
+            total.backward += share.of_micro_batch * load.backward;
+            total.after += share.of_step * load.after;
         }
         let copies = problem.machines.units[unit].copies();
         let turns = problem.turns(copies);

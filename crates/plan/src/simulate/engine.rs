@@ -1,13 +1,14 @@
 //! The virtual clock: events of peers, messages and the broker, in the order of their times.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
 use fusionllm_program::{Address, PASSES_IN_FLIGHT, PeerId, ProgramError};
 
 use super::load::Load;
 use super::messages::Message;
 use super::network::{Departed, Departure, Network};
+use super::processors::{Done, Processors, Task};
 use super::steps::Step;
 use super::{
     Activity, LineLoad, LinkLoad, PROCESS_BYTES, PeerLoad, STEADY_TOLERANCE, STEPS, Simulation, Span, Transfer,
@@ -28,6 +29,8 @@ enum Event {
     Decoded { pass: u32, message: u32 },
     /// A message's last byte has left, unless its rate has changed since this was foreseen.
     Sent { channel: u32, version: u32 },
+    /// A task of a shared processor is done, unless others have begun or ended since this was foreseen.
+    Done { processor: u32, version: u32 },
     /// A peer continues.
     Continue(u32),
     /// The broker sends the inputs of a pass.
@@ -44,6 +47,7 @@ pub(super) struct Engine<'a> {
     foreseen: u64,
     peers: Vec<Peer>,
     network: Network<'a>,
+    processors: Processors,
     departures: Vec<Departure>,
     /// By pass modulo [`MESSAGE_PASSES`], and message: whether it arrived.
     arrived: Vec<Vec<bool>>,
@@ -65,8 +69,13 @@ struct Peer {
     /// Index of its next step.
     at: usize,
     pass: u32,
-    /// When the peer's codec thread will be idle.
+    /// When the peer's codec thread will be idle, if it has a core to itself.
     codec_idle: f64,
+    /// On a shared processor: the seconds that the codec thread still has to compute, message by message, and what is
+    /// then done. It computes the first.
+    coding: VecDeque<(f64, Event)>,
+    /// On a shared processor: the work that the peer computes now, in seconds without the others.
+    burst: Vec<(Activity, Option<u32>, f64)>,
     /// The peer's own clock, never before the engine's while it computes.
     time: f64,
     waiting: Option<Waiting>,
@@ -111,6 +120,7 @@ impl<'a> Engine<'a> {
             foreseen: 0,
             peers: vec![Peer::default(); load.steps.len()],
             network: Network::new(load),
+            processors: Processors::new(cluster),
             departures: Vec::new(),
             arrived: vec![vec![false; load.messages.len()]; MESSAGE_PASSES],
             progress: vec![Progress::default(); STEPS.end() + MESSAGE_PASSES],
@@ -161,6 +171,7 @@ impl<'a> Engine<'a> {
             Event::Encoded { pass, message } => self.send(pass, message),
             Event::Decoded { pass, message } => self.arrive(pass, message),
             Event::Sent { channel, version } => self.sent(channel, version),
+            Event::Done { processor, version } => self.done(processor, version),
             Event::Continue(peer) => self.run_peer(peer),
             Event::Feed(pass) => self.feed(pass),
         }
@@ -176,6 +187,7 @@ impl<'a> Engine<'a> {
     fn run_peer(&mut self, p: u32) {
         let index = p as usize;
         let load = self.load;
+        let shares = self.processors.is_shared(p);
         self.end_wait(p);
         loop {
             let peer = &mut self.peers[index];
@@ -191,11 +203,22 @@ impl<'a> Engine<'a> {
                 _ => None,
             };
             if let Some((activity, micro_batch, seconds, peak)) = work {
-                peer.spend(PeerId(p), activity, micro_batch, seconds, self.record);
+                if shares {
+                    peer.burst.push((activity, micro_batch, seconds));
+                } else {
+                    peer.spend(PeerId(p), activity, micro_batch, seconds, self.record);
+                }
                 peer.held = peak;
                 peer.peak = peer.peak.max(peak + peer.buffered);
                 peer.at += 1;
                 continue;
+            }
+            if !peer.burst.is_empty() {
+                peer.time = self.now;
+                let seconds = peer.burst.iter().map(|(_, _, seconds)| seconds).sum();
+                let done = self.processors.begin(self.now, Task::Compute(p), seconds);
+                self.foresee(done);
+                return;
             }
             if peer.time > self.now {
                 let time = peer.time;
@@ -253,11 +276,53 @@ impl<'a> Engine<'a> {
         peer.at += usize::from(waiting == Waiting::Verdict);
     }
 
+    /// Ends a task of a shared processor.
+    fn done(&mut self, processor: u32, version: u32) {
+        let Some((task, next)) = self.processors.finish(self.now, processor, version) else { return };
+        self.foresee(next);
+        match task {
+            Task::Compute(p) => {
+                let peer = &mut self.peers[p as usize];
+                let burst = std::mem::take(&mut peer.burst);
+                let alone: f64 = burst.iter().map(|(_, _, seconds)| seconds).sum();
+                let times = if alone > 0.0 { (self.now - peer.time) / alone } else { 0.0 };
+                for (activity, micro_batch, seconds) in burst {
+                    peer.spend(PeerId(p), activity, micro_batch, times * seconds, self.record);
+                }
+                peer.time = self.now;
+                self.run_peer(p);
+            }
+            Task::Code(p) => {
+                let coding = &mut self.peers[p as usize].coding;
+                let coded = coding.pop_front();
+                if let Some(&(seconds, _)) = coding.front() {
+                    let done = self.processors.begin(self.now, task, seconds);
+                    self.foresee(done);
+                }
+                coded.into_iter().for_each(|(_, then)| self.handle(then));
+            }
+        }
+    }
+
+    fn foresee(&mut self, done: Option<Done>) {
+        if let Some(Done { time, processor, version }) = done {
+            self.at(time, Event::Done { processor, version });
+        }
+    }
+
     /// Keeps a peer's codec thread busy for `seconds`, then raises `then`. A message without a codec does not wait
     /// for the thread.
     fn run_codec(&mut self, peer: PeerId, seconds: f64, then: Event) {
         let now = self.now;
+        let shares = self.processors.is_shared(peer.0);
         match self.peers.get_mut(peer.0 as usize) {
+            Some(at) if seconds > 0.0 && shares => {
+                at.coding.push_back((seconds, then));
+                if at.coding.len() == 1 {
+                    let done = self.processors.begin(now, Task::Code(peer.0), seconds);
+                    self.foresee(done);
+                }
+            }
             Some(peer) if seconds > 0.0 => {
                 peer.codec_idle = peer.codec_idle.max(now) + seconds;
                 let done = peer.codec_idle;

@@ -1,7 +1,7 @@
 //! Programs on a virtual clock.
 //!
 //! The simulator runs the same [`Program`]s as peers do. A peer computes one instruction after the other, each for as
-//! long as its device takes. A send never blocks; a receive waits. Messages from one machine to another go one after
+//! long as its device takes. Peers on one processor slow each other down. A send never blocks; a receive waits. Messages from one machine to another go one after
 //! the other, and both directions at once. Channels that share a network card, an uplink or a link
 //! divide its bandwidth fairly. They get less of it when more bytes wait than its queue holds. Norms and verdicts overtake tensors, as on the wire. The
 //! broker sends the inputs of up to [`PASSES_IN_FLIGHT`](fusionllm_program::PASSES_IN_FLIGHT) passes ahead. No update
@@ -12,6 +12,7 @@ mod engine;
 mod load;
 mod messages;
 mod network;
+mod processors;
 mod steps;
 mod stretches;
 mod what_if;

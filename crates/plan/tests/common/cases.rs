@@ -65,7 +65,15 @@ pub(crate) fn case(seed: u64, most_units: usize, most_cuts: usize) -> Problem {
     let units: Vec<Unit> = (0..units as u32)
         .map(|u| {
             let memory = if tight { need / units as f64 * d.log_uniform(0.8, 4.0) } else { need * 100.0 };
-            Unit { members: vec![u], class: u, memory, inside: LinkCost::NONE, exchange: LinkCost::NONE, offload: None }
+            Unit {
+                members: vec![u],
+                class: u,
+                memory,
+                inside: LinkCost::NONE,
+                exchange: LinkCost::NONE,
+                processors: Vec::new(),
+                offload: None,
+            }
         })
         .collect();
     let mut links = Vec::new();
@@ -102,6 +110,6 @@ pub(crate) fn case(seed: u64, most_units: usize, most_cuts: usize) -> Problem {
             Input { atoms: vec![atoms as u32 - 1], bytes: 8.0 },
         ],
     };
-    let machines = Machines { units, links, lines: Vec::new(), line_count: 0 };
+    let machines = Machines { units, links, lines: Vec::new(), line_count: 0, processor_count: 0 };
     Problem::new(chain, machines, micro_batches)
 }

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use fusionllm_graph::units::{rate, seconds};
-use fusionllm_plan::{Cluster, Device, DirectLink, Link, Place, PlanError, Site};
+use fusionllm_plan::{Cluster, Device, DirectLink, Link, Place, PlanError, Processor, Site};
 use serde::{Deserialize, Serialize};
 
-use crate::{MachineProfile, Member, MemberId};
+use crate::{ComputesOn, MachineProfile, Member, MemberId};
 
 /// The known machines of members and the links between them. An atlas is kept over generations.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -22,6 +22,41 @@ pub struct Atlas {
     pub(crate) relayed: BTreeSet<(MemberId, MemberId)>,
     /// The addresses from which members' packets reach the broker.
     lines: BTreeMap<MemberId, IpAddr>,
+    /// The processors that members compute on.
+    seats: BTreeMap<MemberId, Seat>,
+    /// The members that were measured while nobody else was on their processor.
+    alone: BTreeSet<MemberId>,
+    /// By member that was measured alone, and then together with others of its processor.
+    crowds: BTreeMap<MemberId, Crowd>,
+}
+
+/// A member's place at a processor. Members with equal seats are equally fast.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Seat {
+    at: ComputesOn,
+    backend: String,
+}
+
+/// A measurement of several members at once on one processor.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+struct Crowd {
+    /// How many times as long a member's operators took as alone.
+    times_as_long: f64,
+    /// The cores that all of them would keep busy.
+    busy: f64,
+}
+
+impl Crowd {
+    /// [`Processor::crowded`], if the time grows evenly with the number of busy cores. Threads that were measured by a
+    /// clock also waited for cores, which others had.
+    fn crowded(self, at: &ComputesOn) -> f64 {
+        let cores = f64::from(at.cores);
+        let waited = if at.busy > 1.0 { (self.busy / cores).max(1.0) } else { 1.0 };
+        let (others, all_others) = (self.busy.min(cores) - at.busy, cores - at.busy);
+        let longer = self.times_as_long / waited - 1.0;
+        let crowded = if others > 0.0 { 1.0 + longer * all_others / others } else { 1.0 };
+        crowded.clamp(1.0, cores.max(1.0))
+    }
 }
 
 impl Atlas {
@@ -37,6 +72,76 @@ impl Atlas {
             Some(ip) => self.lines.insert(member, ip),
             None => self.lines.remove(&member),
         };
+    }
+
+    /// Notes the processor that a member computes on, and its backend.
+    pub fn set_processor(&mut self, member: MemberId, at: Option<ComputesOn>, backend: &str) {
+        match at {
+            Some(at) => _ = self.seats.insert(member, Seat { at, backend: backend.to_owned() }),
+            None => _ = self.seats.remove(&member),
+        }
+    }
+
+    /// Of `members`, those on one processor, for each processor that at least two of them compute on.
+    pub(crate) fn neighbours(&self, members: &[MemberId]) -> Vec<Vec<MemberId>> {
+        let mut by_processor: BTreeMap<[u8; 16], Vec<MemberId>> = BTreeMap::new();
+        for member in members {
+            if let Some(seat) = self.seats.get(member) {
+                by_processor.entry(seat.at.id).or_default().push(*member);
+            }
+        }
+        by_processor.into_values().filter(|members| members.len() > 1).collect()
+    }
+
+    /// Of members on one processor, the first of each kind that was never measured alone.
+    pub(crate) fn unmeasured_kinds(&self, neighbours: &[MemberId]) -> Vec<MemberId> {
+        let mut kinds: Vec<MemberId> = Vec::new();
+        for member in neighbours {
+            let kind = self.seats.get(member);
+            if self.alone_of(*member).is_none() && !kinds.iter().any(|known| self.seats.get(known) == kind) {
+                kinds.push(*member);
+            }
+        }
+        kinds
+    }
+
+    /// A member that was measured alone and is as fast as this one: itself, or another in an equal seat.
+    fn alone_of(&self, member: MemberId) -> Option<MemberId> {
+        if self.alone.contains(&member) {
+            return Some(member);
+        }
+        let seat = self.seats.get(&member)?;
+        self.alone.iter().copied().find(|other| self.seats.get(other) == Some(seat))
+    }
+
+    /// Takes in what a member measured alone.
+    pub(crate) fn add_alone(&mut self, member: MemberId, machine: MachineProfile) {
+        self.machines.insert(member, machine);
+        self.alone.insert(member);
+    }
+
+    /// Takes in what a member measured while these members of its processor did.
+    pub(crate) fn add_crowded(&mut self, member: MemberId, machine: MachineProfile, together: &[MemberId]) {
+        let seats = together.iter().filter_map(|m| self.seats.get(m));
+        let busy = seats.map(|seat| seat.at.busy).sum();
+        let alone = self.machines.get(&member).filter(|_| self.alone.contains(&member));
+        match alone.map(|alone| machine.operators.times_as_long(&alone.operators)) {
+            Some(Some(times_as_long)) => _ = self.crowds.insert(member, Crowd { times_as_long, busy }),
+            Some(None) => {}
+            None => _ = self.machines.insert(member, machine),
+        }
+    }
+
+    /// The processor of a member, under the name of the first of `members` that computes there.
+    fn processor(&self, member: MemberId, members: &[&Member]) -> Option<Processor> {
+        let at = self.seats.get(&member)?.at;
+        let is_there = |m: &MemberId| self.seats.get(m).is_some_and(|seat| seat.at.id == at.id);
+        let first = members.iter().find(|m| is_there(&m.id))?;
+        let there = self.crowds.iter().filter(|(m, _)| is_there(m));
+        let crowded: Vec<f64> = there.filter_map(|(m, crowd)| Some(crowd.crowded(&self.seats.get(m)?.at))).collect();
+        let mean = crowded.iter().sum::<f64>() / crowded.len().max(1) as f64;
+        let cores = f64::from(at.cores);
+        Some(Processor { name: first.name.clone(), cores, busy: at.busy.min(cores), crowded: mean.max(1.0) })
     }
 
     /// The line of a member, if it is known.
@@ -95,13 +200,17 @@ impl Atlas {
             let Some(machine) = self.machines.get(&member.id) else {
                 return Err(PlanError::Cluster(format!("the machine of {:?} has not been measured", member.name)));
             };
+            // What others of its processor took from it while they were measured together is counted apart.
+            let alone = self.alone_of(member.id).and_then(|m| self.machines.get(&m)).unwrap_or(machine);
             devices.push(Device {
+                processor: self.processor(member.id, members),
                 slowdown: machine.slowdown * self.slower(member.id),
-                measured: machine.operators.clone(),
+                measured: alone.operators.clone(),
+                scratch: machine.scratch.clone(),
                 backend: Some(member.backend.clone()),
                 disk: machine.disk,
                 host_link: machine.host_link,
-                ..Device::new(member.name.clone(), machine.rates, machine.memory)
+                ..Device::new(member.name.clone(), alone.rates, machine.memory)
             });
         }
         let place = |m: MemberId| match m {

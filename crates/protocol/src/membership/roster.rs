@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use fusionllm_graph::units::counted;
 use serde::{Deserialize, Serialize};
 
-use crate::{Admission, Contact, Hello, Identity, MemberId, Standing, VERSION};
+use crate::{Admission, ComputesOn, Contact, Hello, Identity, MemberId, Standing, VERSION};
 
 /// Longest name, backend or device, in bytes.
 const MAX_TEXT_BYTES: usize = 64;
@@ -295,6 +295,11 @@ fn check(hello: &Hello) -> Result<(), String> {
     if hello.name.contains(['/', '\\']) {
         return Err(format!("its name {:?} has a slash; choose another with --name", hello.name));
     }
+    if let Some(ComputesOn { cores, busy, .. }) = hello.processor
+        && !(busy > 0.0 && busy <= f64::from(cores))
+    {
+        return Err(format!("it cannot keep {busy} of {cores} cores busy"));
+    }
     if hello.addr.len() > MAX_ADDR_BYTES {
         let bytes = hello.addr.len();
         return Err(format!("its address has {bytes} bytes, but at most {MAX_ADDR_BYTES} are allowed"));
@@ -340,6 +345,7 @@ mod tests {
             backend: "b".into(),
             device: "d".into(),
             slow_bf16: false,
+            processor: None,
             addr: vec![1],
         }
     }

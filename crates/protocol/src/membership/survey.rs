@@ -24,20 +24,35 @@ const MAX_OPERATORS: usize = 4096;
 /// All members first measure their machines. The links follow in the rounds of a tournament, so no machine takes part
 /// in two measurements at once. Neither does a line that several members share, so that each link through it is
 /// measured at the line's full rate.
+///
+/// Members on one processor slow each other down, and would seem slow for ever. So the first of each kind measures
+/// alone. Then all of them measure together, which shows what they take from each other.
 #[derive(Debug)]
 pub struct Survey {
-    rounds: VecDeque<Vec<(MemberId, ToPeer)>>,
+    rounds: VecDeque<Round>,
     /// Requests without an answer.
     pending: BTreeMap<MemberId, ToPeer>,
+    /// Of the round that is under way.
+    together: Vec<Vec<MemberId>>,
+}
+
+/// Requests that are answered at once.
+#[derive(Debug, Default)]
+struct Round {
+    requests: Vec<(MemberId, ToPeer)>,
+    /// The members that measure on one processor, for each such processor. The others have theirs to themselves.
+    together: Vec<Vec<MemberId>>,
 }
 
 impl Survey {
     /// A survey of the unknown machines and links of these members. Each member also measures its machine with
     /// `programs`.
     pub fn new(members: &[MemberId], atlas: &Atlas, programs: &[Program]) -> Self {
-        let unknown = |m: &&MemberId| !atlas.machines.contains_key(m);
         let measure = |m: &MemberId| (*m, ToPeer::Measure { programs: programs.to_vec() });
-        let machines: Vec<_> = members.iter().filter(unknown).map(measure).collect();
+        let machines = machine_rounds(members, atlas).into_iter().map(|(alone, together)| {
+            let requests = alone.iter().chain(together.iter().flatten()).map(measure).collect();
+            Round { requests, together }
+        });
         let pairs = tournament(members).into_iter().map(|mut round| {
             round.retain(|pair| !atlas.links.contains_key(pair));
             round
@@ -45,9 +60,11 @@ impl Survey {
         let pairs: Vec<_> = pairs.flat_map(|round| uncrowded(round, atlas)).collect();
         let patience_s = PATIENCE_S.min(MAX_PROBING_S / 2.0 / pairs.len().max(1) as f64);
         let probe = |(from, with)| (from, ToPeer::Probe { with, patience_s });
-        let probes = pairs.into_iter().map(|round| round.into_iter().map(probe).collect());
-        let rounds = [machines].into_iter().chain(probes).filter(|round: &Vec<_>| !round.is_empty());
-        Self { rounds: rounds.collect(), pending: BTreeMap::new() }
+        let probes = pairs
+            .into_iter()
+            .map(|round| Round { requests: round.into_iter().map(probe).collect(), together: Vec::new() });
+        let rounds = machines.chain(probes).filter(|round| !round.requests.is_empty());
+        Self { rounds: rounds.collect(), pending: BTreeMap::new(), together: Vec::new() }
     }
 
     /// Whether something about these members is not measured yet.
@@ -61,8 +78,9 @@ impl Survey {
             return Vec::new();
         }
         let round = self.rounds.pop_front().unwrap_or_default();
-        self.pending = round.iter().cloned().collect();
-        round
+        self.pending = round.requests.iter().cloned().collect();
+        self.together = round.together;
+        round.requests
     }
 
     /// Forgets a member that is gone. It is asked nothing more, and nobody is asked about it.
@@ -70,9 +88,10 @@ impl Survey {
         self.pending.remove(&member);
         let about = |message: &ToPeer| matches!(message, ToPeer::Probe { with, .. } if *with == member);
         for round in &mut self.rounds {
-            round.retain(|(from, message)| *from != member && !about(message));
+            round.requests.retain(|(from, message)| *from != member && !about(message));
+            round.together.iter_mut().for_each(|members| members.retain(|m| *m != member));
         }
-        self.rounds.retain(|round| !round.is_empty());
+        self.rounds.retain(|round| !round.requests.is_empty());
     }
 
     /// Whether all is measured.
@@ -91,7 +110,10 @@ impl Survey {
         match (self.pending.get(&from), message) {
             (Some(ToPeer::Measure { .. }), FromPeer::Machine(machine)) => {
                 check_machine(&machine)?;
-                atlas.machines.insert(from, machine);
+                match self.together.iter().find(|members| members.contains(&from)) {
+                    Some(together) => atlas.add_crowded(from, machine, together),
+                    None => atlas.add_alone(from, machine),
+                }
                 self.pending.remove(&from);
             }
             (Some(ToPeer::Probe { with, .. }), FromPeer::Links { with: answered, links, relayed })
@@ -112,6 +134,28 @@ impl Survey {
         }
         Ok(())
     }
+}
+
+/// Rounds in which every unknown machine is measured: the members that are alone on their processors, and those that
+/// are not, for each processor.
+fn machine_rounds(members: &[MemberId], atlas: &Atlas) -> Vec<(Vec<MemberId>, Vec<Vec<MemberId>>)> {
+    let unknown: Vec<MemberId> = members.iter().copied().filter(|m| !atlas.machines.contains_key(m)).collect();
+    let mut alone = vec![unknown.clone()];
+    let mut together = Vec::new();
+    for mut neighbours in atlas.neighbours(members) {
+        neighbours.retain(|m| unknown.contains(m));
+        alone[0].retain(|m| !neighbours.contains(m));
+        let kinds = atlas.unmeasured_kinds(&neighbours);
+        alone.resize(alone.len().max(kinds.len()), Vec::new());
+        alone.iter_mut().zip(&kinds).for_each(|(round, first)| round.push(*first));
+        // Nothing is new if it has measured alone, and nobody joins it.
+        if neighbours != kinds || kinds.len() > 1 {
+            together.push(neighbours);
+        }
+    }
+    let mut rounds: Vec<_> = alone.into_iter().map(|round| (round, Vec::new())).collect();
+    rounds.push((Vec::new(), together));
+    rounds
 }
 
 /// Rounds in which every pair of members, the broker included, meets once, and nobody is in two pairs of a round.
@@ -157,13 +201,14 @@ fn positive(x: f64, max: f64) -> bool {
 }
 
 fn check_machine(machine: &MachineProfile) -> Result<(), String> {
-    let MachineProfile { rates, memory, slowdown, operators, disk, host_link } = machine;
+    let MachineProfile { rates, memory, slowdown, operators, scratch, disk, host_link } = machine;
     let mut attained = [rates.matmul, rates.convolution, rates.memory, *disk].into_iter().chain(*host_link);
     let figures = attained.all(|r| positive(r, MAX_RATE))
         && (0.0..=MAX_LATENCY_S).contains(&rates.overhead)
         && (1..=MAX_MEMORY).contains(memory)
         && (1.0..=MAX_RATE).contains(slowdown);
-    match figures && operators.len() <= MAX_OPERATORS {
+    let curves = operators.len().saturating_add(scratch.by_name.len()).saturating_add(scratch.by_signature.len());
+    match figures && curves <= 2 * MAX_OPERATORS {
         true => Ok(()),
         false => Err("sent impossible numbers about its machine".into()),
     }
@@ -180,11 +225,11 @@ fn check_link(link: &Link) -> Result<(), String> {
 mod tests {
     use std::collections::BTreeSet;
 
-    use fusionllm_plan::{Line, Measured, Rates};
+    use fusionllm_plan::{Curve, Line, Measured, OperatorCurves, Rates};
     use fusionllm_program::PeerId;
 
     use super::*;
-    use crate::{ExpectedPeers, Hello, Member, Roster, VERSION};
+    use crate::{ComputesOn, ExpectedPeers, Hello, Member, Roster, VERSION};
 
     fn ids(count: u32) -> Vec<MemberId> {
         (0..count).map(MemberId).collect()
@@ -199,7 +244,17 @@ mod tests {
             roster
                 .join(
                     [i; 32],
-                    Hello { version, secret, process, name, backend: text(), device: text(), slow_bf16: false, addr },
+                    Hello {
+                        version,
+                        secret,
+                        process,
+                        name,
+                        backend: text(),
+                        device: text(),
+                        slow_bf16: false,
+                        addr,
+                        processor: None,
+                    },
                     0,
                 )
                 .unwrap();
@@ -210,7 +265,8 @@ mod tests {
     fn machine() -> MachineProfile {
         let rates = Rates { matmul: 1e9, convolution: 1e9, memory: 1e9, overhead: 1e-6 };
         let operators = Measured::default();
-        MachineProfile { rates, memory: 1 << 30, slowdown: 1.0, operators, disk: 5e8, host_link: None }
+        let scratch = OperatorCurves::default();
+        MachineProfile { rates, memory: 1 << 30, slowdown: 1.0, operators, scratch, disk: 5e8, host_link: None }
     }
 
     fn link(bandwidth: f64) -> Link {
@@ -303,7 +359,7 @@ mod tests {
         let mut met = 0;
         for round in &mut survey.rounds {
             let mut lines = BTreeSet::new();
-            for (a, message) in round {
+            for (a, message) in &round.requests {
                 let ToPeer::Probe { with: b, .. } = message else { continue };
                 met += 1;
                 let ends = [atlas.line(*a), atlas.line(*b)];
@@ -331,6 +387,47 @@ mod tests {
             lines.lines().filter(|(line, _)| matches!(line, Line::Uplink { .. })).count()
         };
         assert_eq!((uplinks(1, 2), uplinks(1, 3)), (0, 2));
+    }
+
+    /// Members 1 to 4 compute on one processor of two cores, the last of them with another backend. Member 0 has its own.
+    #[test]
+    fn members_of_one_processor_measure_alone_by_kind_and_then_together() {
+        let mut atlas = Atlas::default();
+        let at = |id| Some(ComputesOn { id: [id; 16], cores: 2, busy: 1.0 });
+        atlas.set_processor(MemberId(0), at(9), "cpu");
+        for m in 1..=4 {
+            atlas.set_processor(MemberId(m), at(5), if m == 4 { "burn" } else { "cpu" });
+        }
+        let curve = |seconds| Curve::new(vec![(1e6, seconds)]).unwrap();
+        let took = |seconds| MachineProfile {
+            operators: Measured::from(BTreeMap::from([("mm".to_owned(), curve(seconds))])),
+            ..machine()
+        };
+        let mut survey = Survey::new(&ids(5), &atlas, &[]);
+        let mut rounds = Vec::new();
+        while rounds.len() < 3 {
+            let asked: Vec<u32> = survey.next_requests().iter().map(|(m, _)| m.0).collect();
+            for m in &asked {
+                let seconds = if rounds.len() == 2 { 1.5 } else { 1.0 };
+                survey.answer(MemberId(*m), FromPeer::Machine(took(seconds)), &mut atlas).unwrap();
+            }
+            rounds.push(asked);
+        }
+        assert_eq!(rounds, [vec![0, 1], vec![4], vec![1, 2, 3, 4]]);
+        measure(&ids(5), &mut atlas);
+        let roster = roster(5);
+        let (cluster, _) = atlas.cluster(&roster.present().collect::<Vec<_>>()).unwrap();
+        let processor = |i: usize| cluster.devices()[i].processor.clone().unwrap();
+        assert_eq!([1, 2, 3, 4].map(|i| processor(i).name), ["p1"; 4]);
+        assert_eq!((processor(0).name.as_str(), processor(0).crowded), ("p0", 1.0));
+        assert_eq!((processor(2).cores, processor(2).busy, processor(2).crowded), (2.0, 1.0, 1.5));
+        // Member 2 never measured alone; its kind did.
+        assert!(cluster.devices().iter().all(|d| d.measured.operators.by_name["mm"] == curve(1.0)));
+
+        // A newcomer of a known kind measures once, beside whatever the others do.
+        atlas.set_processor(MemberId(5), at(5), "cpu");
+        let newcomer = Survey::new(&ids(6), &atlas, &[]).next_requests();
+        assert_eq!(newcomer.iter().map(|(m, _)| m.0).collect::<Vec<_>>(), [5]);
     }
 
     #[test]
@@ -371,7 +468,7 @@ mod tests {
 
     #[test]
     fn many_members_are_measured_in_less_time_each() {
-        let patience = |count| match Survey::new(&ids(count), &Atlas::default(), &[]).rounds[1][0].1 {
+        let patience = |count| match Survey::new(&ids(count), &Atlas::default(), &[]).rounds[1].requests[0].1 {
             ToPeer::Probe { patience_s, .. } => patience_s,
             _ => 0.0,
         };

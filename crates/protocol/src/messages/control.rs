@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use fusionllm_compress::Codec;
 use fusionllm_graph::{DType, TensorType, ValueId};
-use fusionllm_plan::{Link, Measured, Rates};
+use fusionllm_plan::{Link, Measured, OperatorCurves, Rates};
 use fusionllm_program::{Address, PassKind, PeerId, Program, TensorKey, Verdict};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ use super::bounded::{Bounded, Left};
 use crate::{PassReport, Request};
 
 /// Version of the messages. Broker and joiner must have the same version.
-pub const VERSION: u32 = 21;
+pub const VERSION: u32 = 22;
 
 /// Largest first message of a connection, in bytes. Its sender is still a stranger.
 pub const MAX_HELLO_BYTES: u64 = 8 << 10;
@@ -61,7 +61,7 @@ pub struct Contact {
 
 /// A joiner's first message. It may not be longer than [`MAX_HELLO_BYTES`]. The version stays its first field, so that
 /// [`hello_version`] can read it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Hello {
     /// [`VERSION`].
     pub version: u32,
@@ -80,6 +80,19 @@ pub struct Hello {
     pub slow_bf16: bool,
     /// The address for other members, as the transport encodes it.
     pub addr: Vec<u8>,
+    /// The processor that it computes on; `None` if it has one to itself, or does not know.
+    pub processor: Option<ComputesOn>,
+}
+
+/// A processor that other members may compute on, too.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct ComputesOn {
+    /// Members of the run with the same number compute on the same cores. It means nothing in another run.
+    pub id: [u8; 16],
+    /// How many cores they are.
+    pub cores: u32,
+    /// The cores that the member keeps busy while it computes.
+    pub busy: f64,
 }
 
 /// The first message on a connection from one member to another.
@@ -225,6 +238,8 @@ pub struct MachineProfile {
     pub slowdown: f64,
     /// Measured times of operators.
     pub operators: Measured,
+    /// Measured bytes that operators hold beside their operands and results.
+    pub scratch: OperatorCurves,
     /// Bytes/s of its disk.
     pub disk: f64,
     /// Bytes/s between the device's memory and its host's, if the device has memory of its own.

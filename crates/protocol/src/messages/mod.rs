@@ -10,9 +10,9 @@ mod status;
 
 pub use assignment::{Assignment, Source, share_of};
 pub use control::{
-    BulkHeader, ComputeCommand, Contact, Farewell, FromPeer, Heartbeat, Hello, MAX_ASSIGNMENT_BYTES, MAX_CONTROL_BYTES,
-    MAX_HELLO_BYTES, MAX_PROBE_BYTES, MachineProfile, MemberId, PeerHello, Probe, TensorHeader, ToPeer, VERSION,
-    decode, encode, hello_version,
+    BulkHeader, ComputeCommand, ComputesOn, Contact, Farewell, FromPeer, Heartbeat, Hello, MAX_ASSIGNMENT_BYTES,
+    MAX_CONTROL_BYTES, MAX_HELLO_BYTES, MAX_PROBE_BYTES, MachineProfile, MemberId, PeerHello, Probe, TensorHeader,
+    ToPeer, VERSION, decode, encode, hello_version,
 };
 pub use owner::{Question, Request};
 pub use progress::TrainingProgress;

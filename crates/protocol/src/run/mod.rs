@@ -226,8 +226,10 @@ impl Run {
         if matches!(self.phase, Phase::Over) {
             return Err("the run is over".into());
         }
+        let (processor, backend) = (hello.processor, hello.backend.clone());
         let member = self.roster.join(arrival.identity, hello, arrival.unix_s)?;
         self.atlas.set_line(member, arrival.from);
+        self.atlas.set_processor(member, processor, &backend);
         let mut actions = match self.roster.predecessor(member) {
             Some(old) => self.put_out(old, "another process has joined with its key", IncidentKind::Lost),
             // A member that comes back on a new connection has lost the old one, whether or not anybody noticed.

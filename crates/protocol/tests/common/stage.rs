@@ -51,6 +51,7 @@ pub(crate) fn hello(m: usize, process: u64) -> Hello {
         backend: "b".into(),
         device: "d".into(),
         slow_bf16: false,
+        processor: None,
         addr: Vec::new(),
     }
 }

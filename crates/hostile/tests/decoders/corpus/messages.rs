@@ -5,13 +5,13 @@ use std::sync::Arc;
 use fusionllm_compress::{Bits, Codec, Element, Encoder, IntBlocks, TopK, ValueFormat};
 use fusionllm_graph::{DType, TensorType, ValueId};
 use fusionllm_hostile::short_run;
-use fusionllm_plan::{Activity, Curve, Link, Measured, Rates};
+use fusionllm_plan::{Activity, Curve, Link, Measured, OperatorCurves, Rates};
 use fusionllm_program::{Address, Cause, LearningRate, PassKind, PeerId, Poison, TensorKey, Verdict};
 use fusionllm_protocol::{
-    Admission, Answer, Arrival, BulkHeader, CodecError, CodecSpectrum, ComputeCommand, Contact, ExpectedPeers,
-    Farewell, FromPeer, Heartbeat, Hello, Invitation, MachineProfile, MemberId, PassReport, PassSpan, PeerHello, Probe,
-    Question, ReceivedBytes, ReceivedMessage, Request, Roster, Run, RunOptions, RunSettings, SentBytes, TensorHeader,
-    TicketRole, ToPeer, VERSION, encode,
+    Admission, Answer, Arrival, BulkHeader, CodecError, CodecSpectrum, ComputeCommand, ComputesOn, Contact,
+    ExpectedPeers, Farewell, FromPeer, Heartbeat, Hello, Invitation, MachineProfile, MemberId, PassReport, PassSpan,
+    PeerHello, Probe, Question, ReceivedBytes, ReceivedMessage, Request, Roster, Run, RunOptions, RunSettings,
+    SentBytes, TensorHeader, TicketRole, ToPeer, VERSION, encode,
 };
 use fusionllm_transport::{PeerAddr, SecretKey};
 
@@ -32,7 +32,18 @@ pub(super) fn address() -> Vec<Vec<u8>> {
 fn hello() -> Hello {
     let addr = encode(&addr()).unwrap();
     let (backend, device) = ("cpu".into(), "CPU".into());
-    Hello { version: VERSION, secret: [7; 16], process: 3, name: "a".into(), backend, device, slow_bf16: true, addr }
+    let processor = Some(ComputesOn { id: [5; 16], cores: 8, busy: 1.0 });
+    Hello {
+        version: VERSION,
+        secret: [7; 16],
+        process: 3,
+        name: "a".into(),
+        backend,
+        device,
+        slow_bf16: true,
+        addr,
+        processor,
+    }
 }
 
 fn machine() -> MachineProfile {
@@ -40,7 +51,8 @@ fn machine() -> MachineProfile {
     let operators =
         Measured::from(BTreeMap::from([("mm".into(), curve()), ("add".into(), curve()), ("upload".into(), curve())]));
     let rates = Rates { matmul: 1e9, convolution: 1e9, memory: 1e9, overhead: 1e-6 };
-    MachineProfile { rates, memory: 1 << 30, slowdown: 1.0, operators, disk: 5e8, host_link: None }
+    let scratch = OperatorCurves::default();
+    MachineProfile { rates, memory: 1 << 30, slowdown: 1.0, operators, scratch, disk: 5e8, host_link: None }
 }
 
 pub(super) fn from_peer() -> Vec<Vec<u8>> {

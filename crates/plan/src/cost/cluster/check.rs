@@ -3,7 +3,7 @@
 use foldhash::{HashMap, HashMapExt, HashSet, HashSetExt};
 
 use super::{Cluster, Link, Place};
-use crate::cost::{Device, Rates};
+use crate::cost::{Device, Processor, Rates};
 
 impl Cluster {
     pub(super) fn check(&self) -> Result<(), String> {
@@ -33,6 +33,7 @@ impl Cluster {
             }
         }
         self.check_hosts()?;
+        self.check_processors()?;
         if !self.broker_network.rates().all(positive) {
             return Err("the broker's network card must be faster than zero".into());
         }
@@ -84,6 +85,32 @@ impl Cluster {
             }
             if other.network != d.network {
                 return Err(format!("devices {a:?} and {b:?} are of one host, {host:?}, so they have one `network`"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Devices of one processor say the same of it.
+    fn check_processors(&self) -> Result<(), String> {
+        let mut first: HashMap<&str, &Device> = HashMap::new();
+        for d in &self.devices {
+            let Some(processor) = &d.processor else { continue };
+            let Processor { name, cores, busy, crowded } = processor;
+            let possible = positive(*cores) && positive(*busy) && busy <= cores && *crowded >= 1.0;
+            if name.is_empty() || !possible || crowded.is_infinite() {
+                return Err(format!(
+                    "the processor of device {:?} needs a name and cores, of which the device keeps some or all busy; \
+                     operators take at least as long while all cores are busy",
+                    d.name
+                ));
+            }
+            let other = *first.entry(name).or_insert(d);
+            if other.processor.as_ref().is_some_and(|p| (p.cores, p.crowded) != (*cores, *crowded)) {
+                return Err(format!(
+                    "devices {:?} and {:?} compute on one processor, {name:?}, so it has as many cores and is as crowded \
+                     for both",
+                    other.name, d.name
+                ));
             }
         }
         Ok(())

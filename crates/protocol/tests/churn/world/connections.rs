@@ -1,6 +1,6 @@
 //! Connections of machines to the broker.
 
-use fusionllm_protocol::{Arrival, FromPeer, Hello, MemberId, VERSION};
+use fusionllm_protocol::{Arrival, ComputesOn, FromPeer, Hello, MemberId, VERSION};
 
 use super::delays::Delay;
 use super::{Event, World};
@@ -37,6 +37,7 @@ impl World {
             backend: "b".into(),
             device: "d".into(),
             slow_bf16: false,
+            processor: Some(ComputesOn { id: [(m / 4) as u8; 16], cores: 2, busy: 1.0 }),
             addr: vec![m as u8],
         };
         let machine = &mut self.machines[m];

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use fusionllm_plan::{Link, Measured, Rates};
+use fusionllm_plan::{Link, Measured, OperatorCurves, Rates};
 use fusionllm_program::{Instruction, PassKind, Program, TensorKey};
 use fusionllm_protocol::{
     ComputeCommand, Follower, FollowerAction, FromPeer, MachineProfile, MemberId, PassReport, Role, Source, ToPeer,
@@ -106,8 +106,16 @@ impl World {
             ToPeer::Measure { .. } => {
                 let rates = Rates { matmul: 1e9, convolution: 1e9, memory: 1e9, overhead: 1e-6 };
                 let operators = Measured::default();
-                let machine =
-                    MachineProfile { rates, memory: 1 << 30, slowdown: 1.0, operators, disk: 5e8, host_link: None };
+                let scratch = OperatorCurves::default();
+                let machine = MachineProfile {
+                    rates,
+                    memory: 1 << 30,
+                    slowdown: 1.0,
+                    operators,
+                    scratch,
+                    disk: 5e8,
+                    host_link: None,
+                };
                 self.tell(m, FromPeer::Machine(machine));
                 Vec::new()
             }

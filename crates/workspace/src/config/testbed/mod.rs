@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 pub use known::Known;
 
 use fusionllm_graph::units::counted;
-use fusionllm_plan::{Card, Cluster, Curve, Curves, Device, DirectLink, Link, Place, Rates, Site};
+use fusionllm_plan::{Card, Cluster, Curve, Curves, Device, DirectLink, Link, Place, Processor, Rates, Site};
 use fusionllm_program::PeerId;
 
 use super::files::Files;
@@ -25,6 +25,7 @@ use super::reader::{self, JobError, Section, suggest};
 /// site = "home"
 /// network = "10 Gbps"          # its network card, in each direction; by default as fast as its site inside
 /// host = "box"                 # devices of one host share its card, and need no link between them
+/// processor = { name = "box", cores = 8 }         # shared by all devices that name it
 /// gpu = "RTX 3080"             # or tflops, memory_bandwidth and memory; or profile = "DEVICE.toml"
 /// efficiency = 0.6             # fraction of its peak that the GPU reaches in matrix products
 /// slowdown = 2                 # operators take twice as long
@@ -340,6 +341,7 @@ fn device(
     device.site = site;
     device.network = card(section)?;
     device.host = section.text("host")?.map(str::to_owned);
+    device.processor = processor(section)?;
     device.backend = backend.or(device.backend);
     device.slowdown = section.number("slowdown", "at least 1", |x| x >= 1.0)?.unwrap_or(1.0);
     let count = section.size("count", 1)?;
@@ -350,6 +352,28 @@ fn device(
         machines.push(Device { name, ..device.clone() });
     }
     Ok(timed)
+}
+
+/// The processor that a device shares with others.
+fn processor(section: &Section<'_>) -> Result<Option<Processor>, JobError> {
+    let table = section.section("processor")?;
+    let name = table.text("name")?.map(str::to_owned);
+    let cores = table.size("cores", 1)?;
+    let busy = table.number("busy", "above 0", |x| x > 0.0)?;
+    let crowded = table.number("crowded", "at least 1", |x| x >= 1.0)?;
+    table.finish()?;
+    let (Some(name), Some(cores)) = (name, cores) else {
+        return match section.has("processor") {
+            true => Err(table.missing(
+                &["name", "cores"],
+                "a processor has a name and cores",
+                "write processor = { name = \"pc\", cores = 8 } for each device that computes on it",
+            )),
+            false => Ok(None),
+        };
+    };
+    let (busy, crowded) = (busy.unwrap_or(1.0), crowded.unwrap_or(1.0));
+    Ok(Some(Processor { name, cores: cores as f64, busy, crowded }))
 }
 
 /// The speed and memory of a device: from the table of GPUs, or from its settings.
