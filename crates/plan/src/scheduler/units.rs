@@ -229,7 +229,7 @@ fn processor_shares<'p>(
     let mut shares: BTreeMap<u32, f64> = BTreeMap::new();
     for processor in of_members {
         if let Some(number) = numbers.get(processor.name.as_str()) {
-            *shares.entry(*number).or_default() += processor.crowded * processor.busy / processor.cores;
+            *shares.entry(*number).or_default() += processor.busy / processor.cores;
         }
     }
     let share = |(processor, of_step)| ProcessorShare { processor, of_micro_batch: of_step / members as f64, of_step };

@@ -26,7 +26,7 @@ pub struct Atlas {
     seats: BTreeMap<MemberId, Seat>,
     /// The members that were measured while nobody else was on their processor.
     alone: BTreeSet<MemberId>,
-    /// By member that was measured alone, and then together with others of its processor.
+    /// By member that was measured together with others of its processor.
     crowds: BTreeMap<MemberId, Crowd>,
 }
 
@@ -40,23 +40,10 @@ struct Seat {
 /// A measurement of several members at once on one processor.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 struct Crowd {
-    /// How many times as long a member's operators took as alone.
+    /// How many times as long a member's operators took as alone, without the time that it waited for a core.
     times_as_long: f64,
     /// The cores that all of them would keep busy.
     busy: f64,
-}
-
-impl Crowd {
-    /// [`Processor::crowded`], if the time grows evenly with the number of busy cores. Threads that were measured by a
-    /// clock also waited for cores, which others had.
-    fn crowded(self, at: &ComputesOn) -> f64 {
-        let cores = f64::from(at.cores);
-        let waited = if at.busy > 1.0 { (self.busy / cores).max(1.0) } else { 1.0 };
-        let (others, all_others) = (self.busy.min(cores) - at.busy, cores - at.busy);
-        let longer = self.times_as_long / waited - 1.0;
-        let crowded = if others > 0.0 { 1.0 + longer * all_others / others } else { 1.0 };
-        crowded.clamp(1.0, cores.max(1.0))
-    }
 }
 
 impl Atlas {
@@ -122,14 +109,15 @@ impl Atlas {
 
     /// Takes in what a member measured while these members of its processor did.
     pub(crate) fn add_crowded(&mut self, member: MemberId, machine: MachineProfile, together: &[MemberId]) {
-        let seats = together.iter().filter_map(|m| self.seats.get(m));
-        let busy = seats.map(|seat| seat.at.busy).sum();
-        let alone = self.machines.get(&member).filter(|_| self.alone.contains(&member));
-        match alone.map(|alone| machine.operators.times_as_long(&alone.operators)) {
-            Some(Some(times_as_long)) => _ = self.crowds.insert(member, Crowd { times_as_long, busy }),
-            Some(None) => {}
-            None => _ = self.machines.insert(member, machine),
+        let busy: f64 = together.iter().filter_map(|m| self.seats.get(m)).map(|seat| seat.at.busy).sum();
+        let alone = self.alone_of(member).and_then(|m| self.machines.get(&m));
+        let times_as_long = alone.and_then(|alone| machine.operators.times_as_long(&alone.operators));
+        if let Some((seat, times_as_long)) = self.seats.get(&member).zip(times_as_long).filter(|_| together.len() > 1) {
+            // Several threads are measured by a clock, which also runs while they wait for a core.
+            let waited = if seat.at.busy > 1.0 { (busy / f64::from(seat.at.cores)).max(1.0) } else { 1.0 };
+            self.crowds.insert(member, Crowd { times_as_long: times_as_long / waited, busy });
         }
+        self.machines.entry(member).or_insert(machine);
     }
 
     /// The processor of a member, under the name of the first of `members` that computes there.
@@ -137,11 +125,13 @@ impl Atlas {
         let at = self.seats.get(&member)?.at;
         let is_there = |m: &MemberId| self.seats.get(m).is_some_and(|seat| seat.at.id == at.id);
         let first = members.iter().find(|m| is_there(&m.id))?;
-        let there = self.crowds.iter().filter(|(m, _)| is_there(m));
-        let crowded: Vec<f64> = there.filter_map(|(m, crowd)| Some(crowd.crowded(&self.seats.get(m)?.at))).collect();
-        let mean = crowded.iter().sum::<f64>() / crowded.len().max(1) as f64;
-        let cores = f64::from(at.cores);
-        Some(Processor { name: first.name.clone(), cores, busy: at.busy.min(cores), crowded: mean.max(1.0) })
+        let crowds: Vec<&Crowd> = self.crowds.iter().filter(|(m, _)| is_there(m)).map(|(_, crowd)| crowd).collect();
+        let mean = |of: fn(&Crowd) -> f64| crowds.iter().map(|c| of(c)).sum::<f64>() / crowds.len() as f64;
+        let (crowded, crowd) = match crowds.is_empty() {
+            true => (1.0, at.busy),
+            false => (mean(|c| c.times_as_long).max(1.0), mean(|c| c.busy)),
+        };
+        Some(Processor { name: first.name.clone(), cores: f64::from(at.cores), busy: at.busy, crowded, crowd })
     }
 
     /// The line of a member, if it is known.

@@ -95,17 +95,17 @@ impl Cluster {
         let mut first: HashMap<&str, &Device> = HashMap::new();
         for d in &self.devices {
             let Some(processor) = &d.processor else { continue };
-            let Processor { name, cores, busy, crowded } = processor;
-            let possible = positive(*cores) && positive(*busy) && busy <= cores && *crowded >= 1.0;
-            if name.is_empty() || !possible || crowded.is_infinite() {
+            let Processor { name, cores, busy, crowded, crowd } = processor;
+            let possible = [cores, busy, crowded, crowd].into_iter().all(|x| positive(*x)) && busy <= cores;
+            if name.is_empty() || !possible || *crowded < 1.0 {
                 return Err(format!(
                     "the processor of device {:?} needs a name and cores, of which the device keeps some or all busy; \
-                     operators take at least as long while all cores are busy",
+                     in a crowd, operators take at least as long as alone",
                     d.name
                 ));
             }
             let other = *first.entry(name).or_insert(d);
-            if other.processor.as_ref().is_some_and(|p| (p.cores, p.crowded) != (*cores, *crowded)) {
+            if other.processor.as_ref().is_some_and(|p| (p.cores, p.crowded, p.crowd) != (*cores, *crowded, *crowd)) {
                 return Err(format!(
                     "devices {:?} and {:?} compute on one processor, {name:?}, so it has as many cores and is as crowded \
                      for both",

@@ -361,6 +361,7 @@ fn processor(section: &Section<'_>) -> Result<Option<Processor>, JobError> {
     let cores = table.size("cores", 1)?;
     let busy = table.number("busy", "above 0", |x| x > 0.0)?;
     let crowded = table.number("crowded", "at least 1", |x| x >= 1.0)?;
+    let crowd = table.number("crowd", "above 0", |x| x > 0.0)?;
     table.finish()?;
     let (Some(name), Some(cores)) = (name, cores) else {
         return match section.has("processor") {
@@ -372,8 +373,9 @@ fn processor(section: &Section<'_>) -> Result<Option<Processor>, JobError> {
             false => Ok(None),
         };
     };
-    let (busy, crowded) = (busy.unwrap_or(1.0), crowded.unwrap_or(1.0));
-    Ok(Some(Processor { name, cores: cores as f64, busy, crowded }))
+    let cores = cores as f64;
+    let (busy, crowded, crowd) = (busy.unwrap_or(1.0), crowded.unwrap_or(1.0), crowd.unwrap_or(cores));
+    Ok(Some(Processor { name, cores, busy, crowded, crowd }))
 }
 
 /// The speed and memory of a device: from the table of GPUs, or from its settings.
