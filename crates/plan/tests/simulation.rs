@@ -11,8 +11,8 @@ use fusionllm_graph::DType;
 use fusionllm_graph::ops::AdamwStep;
 use fusionllm_models::Gpt2Config;
 use fusionllm_plan::{
-    Activity, Card, Cluster, Curve, Device, DirectLink, Line, LineLoad, Link, Measured, Place, Plan, Rates, Schedule,
-    SimulateOptions, Site, equal_compute, message_bytes, simulate,
+    Activity, Card, Cluster, Curve, Device, DirectLink, Line, LineLoad, Link, Measured, Place, Plan, Processor, Rates,
+    Schedule, SimulateOptions, Simulation, Site, equal_compute, message_bytes, simulate,
 };
 use fusionllm_program::{Address, Instruction, Optimizer, PeerId, Program};
 use proptest::prelude::*;
@@ -252,6 +252,34 @@ fn devices_of_a_site_exchange_no_more_than_their_cards_carry() {
     let cluster = Cluster::new((0..8).map(at).collect(), vec![site.clone()], Vec::new(), None).unwrap();
     let s = simulate(&programs, &cluster, &options()).unwrap();
     assert!(s.lines.is_empty(), "{:?}", s.lines);
+}
+
+/// Four replicas compute at the same time on a processor of two cores.
+#[test]
+fn devices_of_one_processor_divide_its_cores() {
+    let graph = gpt2(2);
+    let mut plan = Plan { peers: names(4), ..one_peer(&graph, 4) };
+    plan.stages[0].peers = (0..4).collect();
+    let [programs, _] = programs(&graph, &plan);
+    let link = Link { latency: 0.0, bandwidth: 1e18 };
+    let site = Site { name: "hall".into(), inside: Some(link), uplink: None, downlink: None };
+    let step = |processor: &dyn Fn(u32) -> Option<Processor>| {
+        let at = |i| Device { site: Some(0), processor: processor(i), ..device(format!("p{i}"), 1e-3) };
+        let cluster = Cluster::new((0..4).map(at).collect(), vec![site.clone()], Vec::new(), None).unwrap();
+        simulate(&programs, &cluster, &options()).unwrap()
+    };
+    let on = |name: &str, busy, crowded| Some(Processor { name: name.into(), cores: 2.0, busy, crowded, crowd: 4.0 });
+    let apart = step(&|_| None);
+    close(step(&|i| on(&format!("pc-{i}"), 1.0, 3.0)).step_s, apart.step_s);
+    close(step(&|_| on("pc", 0.5, 1.0)).step_s, apart.step_s);
+    // They own different parameters, so some of them have less to update, and leave their cores to the others.
+    let (shared, crowded) = (step(&|_| on("pc", 1.0, 1.0)), step(&|_| on("pc", 1.0, 1.5)));
+    let times = |s: &Simulation| s.step_s / apart.step_s;
+    assert!((1.9..=2.0).contains(&times(&shared)) && (2.7..=3.0).contains(&times(&crowded)), "{}", times(&shared));
+    let computing = |s: &Simulation| s.peers.iter().map(|p| p.compute_s).sum::<f64>();
+    assert!((1.9..=2.0).contains(&(computing(&shared) / computing(&apart))));
+    let spans = shared.spans.iter().filter(|s| s.activity.computes()).map(|s| s.end - s.start).sum();
+    close(computing(&shared), spans);
 }
 
 fn close(a: f64, b: f64) {

@@ -72,6 +72,7 @@ const PROFILE: &str = "[[device]]\nname = \"a\"\nprofile = \"D.toml\"\nKEY\n";
 const SITE: &str = "[[device]]\nname = \"a\"\ngpu = \"T4\"\n[[site]]\nname = \"s\"\nrate = \"1 Gbps\"\nKEY\n";
 const UPLINK: &str =
     "[[device]]\nname = \"a\"\ngpu = \"T4\"\n[[site]]\nname = \"s\"\n[site.uplink]\nrate = \"1 Gbps\"\nKEY\n";
+const PROCESSOR: &str = "[[device]]\nname = \"a\"\ngpu = \"T4\"\n[device.processor]\nname = \"pc\"\ncores = 1\nKEY\n";
 const LINK: &str = "[[device]]\nname = \"a\"\ngpu = \"T4\"\n[[device]]\nname = \"b\"\ngpu = \"T4\"\n\
                     [[link]]\nbetween = [\"a\", \"b\"]\nrate = \"1 Gbps\"\nKEY\n";
 const BROKER: &str = "[[device]]\nname = \"a\"\ngpu = \"T4\"\n[broker]\nKEY\n";
@@ -79,8 +80,9 @@ const BROKER: &str = "[[device]]\nname = \"a\"\ngpu = \"T4\"\n[broker]\nKEY\n";
 #[test]
 fn the_testbed_document_has_every_key_and_default() {
     let dir = files();
-    let sections: [(&str, &[&str]); 5] = [
+    let sections: [(&str, &[&str]); 6] = [
         ("`[[device]]`", &[GPU, FIGURES, PROFILE]),
+        ("`processor`", &[PROCESSOR]),
         ("`[[site]]`", &[SITE]),
         ("`uplink`", &[UPLINK]),
         ("`[[link]]`", &[LINK]),

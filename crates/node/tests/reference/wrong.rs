@@ -13,7 +13,9 @@ use std::path::Path;
 use fusionllm_workspace::config::{Job, JobError, Testbed};
 
 use crate::advice::{Advice, Setting};
-use crate::{BROKER, FIGURES, GPU, JOB, JOB_SECTIONS, LINK, PROFILE, SITE, TESTBED, UPLINK, files, joined, section};
+use crate::{
+    BROKER, FIGURES, GPU, JOB, JOB_SECTIONS, LINK, PROCESSOR, PROFILE, SITE, TESTBED, UPLINK, files, joined, section,
+};
 
 /// Faults, each with the text that is written in the place of a value. Most keys accept some of them.
 const VALUES: [(&str, &str); 14] = [
@@ -76,8 +78,9 @@ const BROKER_ALONE: &str = "[[device]]\nname = \"a\"\ngpu = \"T4\"\nsite = \"s\"
 fn wrong_testbeds_get_advice_that_works() {
     let dir = files();
     let parse = |text: &str| Testbed::parse("file.toml", text, dir.path()).map(drop);
-    let sections: [(&str, &str, &[&str]); 5] = [
+    let sections: [(&str, &str, &[&str]); 6] = [
         ("`[[device]]`", "device", &[GPU, FIGURES, PROFILE, ON_SITE]),
+        ("`processor`", "device.processor", &[PROCESSOR]),
         ("`[[site]]`", "site", &[SITE, TWO_WAYS]),
         ("`uplink`", "site.uplink", &[UPLINK]),
         ("`[[link]]`", "link", &[LINK, ONE_WAY]),
@@ -302,6 +305,7 @@ fn testbed_value(key: &str, kind: &str) -> String {
         (_, "time") => "\"1 ms\"",
         (_, "size") => "\"1 GiB\"",
         (_, "two strings") => "[\"a\", \"b\"]",
+        ("processor", _) => "{ name = \"x\", cores = 1 }",
         (_, "table") => "{ rate = \"1 Gbps\" }",
         (_, "table of curves") => "{}",
         (_, other) => panic!("{key}: {other}"),

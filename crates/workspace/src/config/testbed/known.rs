@@ -90,6 +90,7 @@ impl Known {
             name: measured.name.clone(),
             site: known.site,
             host: known.host.clone(),
+            processor: known.processor.clone().or_else(|| measured.processor.clone()),
             network: known.network,
             slowdown: measured.slowdown.max(known.slowdown),
             // A machine cannot give more memory than it has measured.

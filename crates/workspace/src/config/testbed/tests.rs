@@ -75,6 +75,29 @@ fn a_testbed_describes_devices_and_links() {
 }
 
 #[test]
+fn devices_of_a_processor_say_the_same_of_it() {
+    let text = HOME_AND_LAB.replace("count = 2", "count = 2\nprocessor = { name = \"pc\", cores = 4, busy = 2 }");
+    let c = testbed(&text).unwrap();
+    let expected = Processor { name: "pc".into(), cores: 4.0, busy: 2.0, crowded: 1.0, crowd: 4.0 };
+    assert_eq!([0, 1].map(|d: usize| c.devices()[d].processor.clone()), [Some(expected.clone()), Some(expected)]);
+    assert_eq!(c.devices()[2].processor, None);
+    for (from, to, message) in [
+        ("cores = 4, ", "", "a processor has a name and cores"),
+        ("\"pc\"", "\"\"", "the processor of device \"home-0\" needs a name and cores"),
+        ("busy = 2", "busy = 5", "the processor of device \"home-0\" needs a name and cores"),
+        ("busy = 2", "crowded = 0.5", "`device.processor.crowded` is 0.5"),
+        (
+            "\"lab-0\"",
+            "\"lab-0\"\nprocessor = { name = \"pc\", cores = 8 }",
+            "\"home-0\" and \"lab-0\" compute on one processor, \"pc\", so it has as many cores",
+        ),
+    ] {
+        let e = testbed(&text.replace(from, to)).unwrap_err().report();
+        assert!(e.contains(message), "{e}");
+    }
+}
+
+#[test]
 fn devices_of_a_host_share_the_card_that_the_file_gives() {
     let text = HOME_AND_LAB.replace("count = 2", "count = 2\nhost = \"box\"\nnetwork = \"2 Gbps\"");
     let c = testbed(&text).unwrap();
@@ -194,7 +217,7 @@ fn errors_name_the_place_in_the_file() {
     "#);
     assert_snapshot!(error("count = 2", "coutn = 2"), @r#"
     t.toml:4:1: unknown setting `coutn` in [device]
-    hint: did you mean `count`? [device] takes count, name, site, backend, profile, gpu, efficiency, memory, disk, host_link, network, host, slowdown
+    hint: did you mean `count`? [device] takes count, name, site, backend, profile, gpu, efficiency, memory, disk, host_link, network, host, processor, slowdown
     "#);
     assert_snapshot!(error("from = \"lab\"\n", ""), @r#"
     t.toml:33:1: a link needs its two ends
