@@ -359,7 +359,8 @@ fn processor(section: &Section<'_>) -> Result<Option<Processor>, JobError> {
     let table = section.section("processor")?;
     let name = table.text("name")?.map(str::to_owned);
     let cores = table.size("cores", 1)?;
-    let busy = table.number("busy", "above 0", |x| x > 0.0)?;
+    let busy =
+        table.number("busy", "above 0 and at most `cores`", |x| x > 0.0 && cores.is_none_or(|c| x <= c as f64))?;
     let crowded = table.number("crowded", "at least 1", |x| x >= 1.0)?;
     let crowd = table.number("crowd", "above 0", |x| x > 0.0)?;
     table.finish()?;

@@ -84,7 +84,7 @@ fn devices_of_a_processor_say_the_same_of_it() {
     for (from, to, message) in [
         ("cores = 4, ", "", "a processor has a name and cores"),
         ("\"pc\"", "\"\"", "the processor of device \"home-0\" needs a name and cores"),
-        ("busy = 2", "busy = 5", "the processor of device \"home-0\" needs a name and cores"),
+        ("busy = 2", "busy = 5", "`device.processor.busy` is 5"),
         ("busy = 2", "crowded = 0.5", "`device.processor.crowded` is 0.5"),
         (
             "\"lab-0\"",
