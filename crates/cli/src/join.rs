@@ -176,7 +176,7 @@ fn observer(name: Option<String>) -> JoinObserver {
             JoinEvent::CopiesInMemory { reason } => no_room.call_once(|| {
                 say(format!("copies for other machines take memory, as the disk has no room for them: {reason}"));
             }),
-            JoinEvent::MemoryShort => crate::allocator::return_freed_memory(),
+            JoinEvent::MemoryShort { room } => crate::allocator::keep_freed_tensors(room),
             JoinEvent::Leaving => on_leaving(),
             _ => {}
         }

@@ -65,7 +65,9 @@ impl Compute {
         executor.set_groups(assignment.groups.clone());
         executor.set_slowdown(shared.slowdown);
         if is_memory_short(&assignment) {
-            shared.observer.tell(JoinEvent::MemoryShort);
+            let free = || memory::for_tensors().map(|free| free.saturating_add(memory::live_bytes()));
+            let room = shared.memory.or_else(free).unwrap_or(0);
+            shared.observer.tell(JoinEvent::MemoryShort { room });
         }
         // An evaluation moves no more bytes than a training step.
         if assignment.train.offloaded_bytes(Medium::Disk).total() > 0 {

@@ -30,8 +30,11 @@ pub enum JoinEvent {
         /// The place where there is no room, and the reason.
         reason: String,
     },
-    /// The tensors of the plan leave no room for memory that is free and kept.
-    MemoryShort,
+    /// The tensors of the plan leave little room for memory that is free and kept.
+    MemoryShort {
+        /// Bytes that tensors and such memory may take together.
+        room: u64,
+    },
     /// The user asked to leave. The joiner goes on until its share is with others.
     Leaving,
 }

@@ -1,6 +1,7 @@
 //! The memory and threads that this machine gives to a run.
 
 pub mod memory;
+pub mod pool;
 
 use crate::WorkbenchError;
 
