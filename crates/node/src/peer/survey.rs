@@ -42,7 +42,8 @@ pub(super) async fn measure(
     let memory = memory.unwrap_or(device.memory);
     let Device { rates, measured: operators, scratch, disk, host_link, .. } = device;
     let slowdown = shared.slowdown;
-    Ok(FromPeer::Machine(MachineProfile { rates, memory, slowdown, operators, scratch, disk, host_link }))
+    let machine = MachineProfile { rates, memory, slowdown, operators, scratch, disk, host_link };
+    Ok(FromPeer::Machine(Box::new(machine)))
 }
 
 /// Measures the links to a member and back. The answer names no links if the two cannot reach each other.

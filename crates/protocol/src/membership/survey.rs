@@ -111,8 +111,8 @@ impl Survey {
             (Some(ToPeer::Measure { .. }), FromPeer::Machine(machine)) => {
                 check_machine(&machine)?;
                 match self.together.iter().find(|members| members.contains(&from)) {
-                    Some(together) => atlas.add_crowded(from, machine, together),
-                    None => atlas.add_alone(from, machine),
+                    Some(together) => atlas.add_crowded(from, *machine, together),
+                    None => atlas.add_alone(from, *machine),
                 }
                 self.pending.remove(&from);
             }
@@ -302,7 +302,7 @@ mod tests {
             for (m, message) in requests {
                 let answer = match message {
                     ToPeer::Measure { .. } => {
-                        FromPeer::Machine(MachineProfile { memory: 1000 + u64::from(m.0), ..machine() })
+                        FromPeer::Machine(Box::new(MachineProfile { memory: 1000 + u64::from(m.0), ..machine() }))
                     }
                     ToPeer::Probe { with, .. } => {
                         let rate = f64::from(m.0) + if with == MemberId::BROKER { 100.0 } else { f64::from(with.0) };
@@ -409,7 +409,7 @@ mod tests {
             let asked: Vec<u32> = survey.next_requests().iter().map(|(m, _)| m.0).collect();
             for m in &asked {
                 let seconds = if rounds.len() == 2 { 1.5 } else { 1.0 };
-                survey.answer(MemberId(*m), FromPeer::Machine(took(seconds)), &mut atlas).unwrap();
+                survey.answer(MemberId(*m), FromPeer::Machine(Box::new(took(seconds))), &mut atlas).unwrap();
             }
             rounds.push(asked);
         }
@@ -438,7 +438,7 @@ mod tests {
             survey.next_requests();
             let mut m = machine();
             answer(&mut m);
-            survey.answer(MemberId(0), FromPeer::Machine(m), &mut atlas).unwrap_err()
+            survey.answer(MemberId(0), FromPeer::Machine(Box::new(m)), &mut atlas).unwrap_err()
         };
         let changes: [&dyn Fn(&mut MachineProfile); 6] = [
             &|m| m.rates.matmul = f64::NAN,
@@ -458,7 +458,7 @@ mod tests {
             let unasked = FromPeer::Links { with: MemberId(3), links: None, relayed: false };
             survey.answer(MemberId(0), unasked, &mut atlas).unwrap();
             assert!(!survey.is_over() && !atlas.is_cut_off(MemberId(0), MemberId(3)));
-            survey.answer(MemberId(0), FromPeer::Machine(machine()), &mut atlas).unwrap();
+            survey.answer(MemberId(0), FromPeer::Machine(Box::new(machine())), &mut atlas).unwrap();
             assert_eq!(survey.next_requests().len(), 1);
             let with = MemberId::BROKER;
             let links = Some((bad, link(1.0)));

@@ -125,7 +125,7 @@ pub enum FromPeer {
     /// The first message.
     Hello(Hello),
     /// The answer to [`ToPeer::Measure`].
-    Machine(MachineProfile),
+    Machine(Box<MachineProfile>),
     /// The answer to [`ToPeer::Probe`].
     Links {
         /// The other end.

@@ -70,7 +70,7 @@ pub(super) fn from_peer() -> Vec<Vec<u8>> {
     let ask = |question| FromPeer::Ask(Request { version: VERSION, secret: [9; 16], question });
     all([
         FromPeer::Hello(hello()),
-        FromPeer::Machine(machine()),
+        FromPeer::Machine(Box::new(machine())),
         FromPeer::Links { with: MemberId(2), links: Some((link, link)), relayed: true },
         FromPeer::Ready { generation: 2 },
         FromPeer::Report { pass: 1, report: 0, micro_batch: 2, value: f64::INFINITY },

@@ -116,7 +116,7 @@ impl World {
                     disk: 5e8,
                     host_link: None,
                 };
-                self.tell(m, FromPeer::Machine(machine));
+                self.tell(m, FromPeer::Machine(Box::new(machine)));
                 Vec::new()
             }
             ToPeer::Probe { with, .. } => {
