@@ -11,8 +11,8 @@ use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{DType, Graph, TrainGraph, autodiff};
 use fusionllm_models::Gpt2Config;
 use fusionllm_plan::{
-    Change, Cluster, Compression, Device, Line, Made, Place, PlanOptions, Schedule, Scheduled, Scheduler, WhatIf,
-    Workload, advise, schedule, what_if_sentences,
+    Change, Cluster, Compression, Device, Line, Link, Made, Place, PlanOptions, Processor, Rates, Schedule, Scheduled,
+    Scheduler, Site, WhatIf, Workload, advise, schedule, what_if_sentences,
 };
 use fusionllm_program::{Optimizer, PeerId};
 
@@ -107,6 +107,27 @@ fn each_suggestion_is_what_a_plan_for_the_changed_testbed_takes() {
         }
     }
     assert!(tried[0] > 5 && tried[1] > 2 && tried[3] > 2, "{tried:?}");
+}
+
+/// Twice as fast a processor helps all of its devices, and is suggested once.
+#[test]
+fn a_shared_processor_is_one_machine() {
+    let (graph, train) = model(16);
+    let workload = Workload { forward: &graph, train: &train, micro_batches: 12 };
+    let rates = Rates { matmul: 1e9, convolution: 1e9, memory: 1e10, overhead: 1e-6 };
+    let processor = Some(Processor { name: "pc".into(), cores: 2.0, busy: 1.0, crowded: 1.2, crowd: 3.0 });
+    let device =
+        |i: u32| Device { site: Some(0), processor: processor.clone(), ..Device::new(format!("p{i}"), rates, 1 << 30) };
+    let inside = Some(Link { latency: 1e-6, bandwidth: 1e10 });
+    let site = Site { name: "home".into(), inside, uplink: None, downlink: None };
+    let cluster = Cluster::new((0..3).map(device).collect(), vec![site], Vec::new(), None).unwrap();
+    let (_, found) = advice(workload, &cluster);
+    let faster: Vec<&WhatIf> = found.iter().filter(|w| matches!(w.change, Change::Device { .. })).collect();
+    let [faster] = faster[..] else { panic!("{found:?}") };
+    assert!((1.9..=2.1).contains(&faster.speedup), "{faster:?}");
+    assert!(what_if_sentences(&cluster, &found)[0].starts_with("the processor of p"), "{found:?}");
+    let another = found.iter().find(|w| matches!(w.change, Change::OneMore { .. })).unwrap();
+    assert!(another.speedup > 1.2, "it computes on its own: {another:?}");
 }
 
 #[test]

@@ -68,7 +68,7 @@ fn changes(options: &PlanOptions, made: Made<'_>) -> Result<Vec<Change>, PlanErr
     let is_line = |change: &Change| matches!(change, Change::Line { .. });
     let mut changes: Vec<Change> = faster.into_iter().map(|w| w.change).filter(is_line).take(MAX_LINES).collect();
     // The device that computes longest, even if the present plan would gain nothing.
-    let busiest = candidates(simulation).into_iter().find(|change| matches!(change, Change::Device { .. }));
+    let busiest = candidates(simulation, cluster).into_iter().find(|change| matches!(change, Change::Device { .. }));
     changes.extend(busiest);
     let loads = || (0..).map(PeerId).zip(simulation.peers.iter().zip(cluster.devices()));
     let full =

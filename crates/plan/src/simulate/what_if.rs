@@ -32,7 +32,7 @@ pub enum Change {
         /// The faster line.
         then: Link,
     },
-    /// A device that computes several times as fast.
+    /// A device that computes several times as fast, and with it the others on its processor.
     Device {
         /// Its peer.
         peer: PeerId,
@@ -83,7 +83,7 @@ pub fn what_if(
 ) -> Result<Vec<WhatIf>, PlanError> {
     let options = SimulateOptions { record: false, ..*options };
     let mut found = Vec::new();
-    for change in candidates(now) {
+    for change in candidates(now, cluster) {
         let Some(changed) = change.apply(cluster)? else { continue };
         let step_s = simulate(programs, &changed, &options)?.step_s;
         found.push(WhatIf { change, replanned: false, step_s, speedup: now.step_s / step_s });
@@ -118,7 +118,7 @@ pub fn what_if_sentences(cluster: &Cluster, found: &[WhatIf]) -> Vec<String> {
 }
 
 /// The changes that are tried with one plan: of its busiest lines and devices.
-pub(crate) fn candidates(now: &Simulation) -> Vec<Change> {
+pub(crate) fn candidates(now: &Simulation, cluster: &Cluster) -> Vec<Change> {
     let mut changes = Vec::new();
     let mut lines: Vec<_> = now.lines.iter().filter(|l| l.busy_s > 0.0).collect();
     lines.sort_by(|a, b| b.busy_s.total_cmp(&a.busy_s));
@@ -132,8 +132,20 @@ pub(crate) fn candidates(now: &Simulation) -> Vec<Change> {
     }
     let mut peers: Vec<(PeerId, f64)> = (0..).map(PeerId).zip(now.peers.iter().map(|p| p.compute_s)).collect();
     peers.sort_by(|a, b| b.1.total_cmp(&a.1));
-    changes.extend(peers.into_iter().take(MAX_DEVICES).map(|(peer, _)| Change::Device { peer, times: 2.0 }));
+    let mut tried: Vec<PeerId> = Vec::new();
+    for (peer, _) in peers {
+        let together = |other: &PeerId| processor(cluster, peer).is_some_and(|p| processor(cluster, *other) == Some(p));
+        if tried.len() < MAX_DEVICES && !tried.iter().any(together) {
+            tried.push(peer);
+            changes.push(Change::Device { peer, times: 2.0 });
+        }
+    }
     changes
+}
+
+/// The name of the processor that a device computes on.
+fn processor(cluster: &Cluster, peer: PeerId) -> Option<&str> {
+    cluster.devices().get(peer.0 as usize)?.processor.as_ref().map(|p| p.name.as_str())
 }
 
 /// The link at the next common rate, and with a tenth of its latency.
@@ -167,7 +179,11 @@ impl Change {
             }
             Self::Line { line, now, then } => (format!("the {}", cluster.line_name(*line)), better(now, then)),
             Self::Device { peer, times } => {
-                (format!("device {}", cluster.name(*peer)), format!("{times} times as fast"))
+                let on = processor(cluster, *peer);
+                let others = (0..cluster.devices().len() as u32).map(PeerId).filter(|other| other != peer);
+                let shared = on.is_some() && others.into_iter().any(|other| processor(cluster, other) == on);
+                let what = if shared { "the processor of" } else { "device" };
+                (format!("{what} {}", cluster.name(*peer)), format!("{times} times as fast"))
             }
             Self::Memory { peer, then } => {
                 (format!("the memory of {}", cluster.name(*peer)), format!("with {}", units::bytes(*then)))
@@ -228,10 +244,13 @@ impl Change {
                     direct.push(DirectLink { from, to, link });
                 }
             }
-            Self::Device { peer, times } => match devices.get_mut(peer.0 as usize) {
-                Some(device) => device.speed_up(times),
-                None => return Ok(None),
-            },
+            Self::Device { peer, .. } if peer.0 as usize >= devices.len() => return Ok(None),
+            Self::Device { peer, times } => {
+                let on = processor(cluster, peer);
+                let faster = |other| other == peer || (on.is_some() && processor(cluster, other) == on);
+                let devices = (0..).map(PeerId).zip(&mut devices);
+                devices.filter(|(other, _)| faster(*other)).for_each(|(_, device)| device.speed_up(times));
+            }
             Self::Memory { peer, then } => match devices.get_mut(peer.0 as usize) {
                 Some(device) => device.memory = then,
                 None => return Ok(None),
@@ -242,7 +261,8 @@ impl Change {
                     let taken = |name: &String| devices.iter().any(|d| d.name == *name);
                     let mut names = (2..).map(|n| format!("{}-{n}", device.name));
                     let name = names.find(|name| !taken(name)).unwrap_or_default();
-                    devices.push(Device { name, host: None, ..device.clone() });
+                    // It is a machine of its own.
+                    devices.push(Device { name, host: None, processor: None, ..device.clone() });
                 }
                 _ => return Ok(None),
             },

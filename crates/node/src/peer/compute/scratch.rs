@@ -86,9 +86,8 @@ impl Stored for Region {
     }
 
     fn load(&self) -> Result<HostTensor, ExecError> {
-        let mut bytes = vec![0; self.ty.bytes()];
-        let read = read_at(&self.file.file, &mut bytes, self.offset);
-        read.map_err(|e| ExecError::State(format!("an offloaded tensor cannot be read back: {e}")))?;
+        let bytes = read_at(&self.file.file, self.ty.bytes(), self.offset);
+        let bytes = bytes.map_err(|e| ExecError::State(format!("an offloaded tensor cannot be read back: {e}")))?;
         Ok(HostTensor::from_bytes(self.ty.clone(), bytes)?)
     }
 }

@@ -31,9 +31,8 @@ impl Kept {
         match self {
             Self::Memory(tensor) => Ok(tensor.clone()),
             Self::Disk(file, offset, ty) => {
-                let mut bytes = vec![0; ty.bytes()];
-                let read = read_at(file, &mut bytes, *offset);
-                read.map_err(|e| NodeError::State(format!("a cut cannot be read from the disk: {e}")))?;
+                let bytes = read_at(file, ty.bytes(), *offset);
+                let bytes = bytes.map_err(|e| NodeError::State(format!("a cut cannot be read from the disk: {e}")))?;
                 Ok(HostTensor::from_bytes(ty.clone(), bytes)?)
             }
         }
