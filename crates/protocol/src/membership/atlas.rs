@@ -125,13 +125,16 @@ impl Atlas {
         let at = self.seats.get(&member)?.at;
         let is_there = |m: &MemberId| self.seats.get(m).is_some_and(|seat| seat.at.id == at.id);
         let first = members.iter().find(|m| is_there(&m.id))?;
+        // A limit may have changed between two arrivals. All of them have the cores that the first one told.
+        let cores = f64::from(self.seats.get(&first.id)?.at.cores);
+        let busy = at.busy.min(cores);
         let crowds: Vec<&Crowd> = self.crowds.iter().filter(|(m, _)| is_there(m)).map(|(_, crowd)| crowd).collect();
         let mean = |of: fn(&Crowd) -> f64| crowds.iter().map(|c| of(c)).sum::<f64>() / crowds.len() as f64;
         let (crowded, crowd) = match crowds.is_empty() {
-            true => (1.0, at.busy),
+            true => (1.0, busy),
             false => (mean(|c| c.times_as_long).max(1.0), mean(|c| c.busy)),
         };
-        Some(Processor { name: first.name.clone(), cores: f64::from(at.cores), busy: at.busy, crowded, crowd })
+        Some(Processor { name: first.name.clone(), cores, busy, crowded, crowd })
     }
 
     /// The line of a member, if it is known.

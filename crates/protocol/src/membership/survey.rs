@@ -424,6 +424,11 @@ mod tests {
         // Member 2 never measured alone; its kind did.
         assert!(cluster.devices().iter().all(|d| d.measured.operators.by_name["mm"] == curve(1.0)));
 
+        // Since then, the last one may use one core alone.
+        atlas.set_processor(MemberId(4), Some(ComputesOn { id: [5; 16], cores: 1, busy: 1.0 }), "burn");
+        let (cluster, _) = atlas.cluster(&roster.present().collect::<Vec<_>>()).unwrap();
+        assert_eq!(cluster.devices()[4].processor.as_ref().map(|p| p.cores), Some(2.0));
+
         // A newcomer of a known kind measures once, beside whatever the others do.
         atlas.set_processor(MemberId(5), at(5), "cpu");
         let newcomer = Survey::new(&ids(6), &atlas, &[]).next_requests();
