@@ -42,6 +42,8 @@ pub(super) struct Introduction {
     pub(super) name: String,
     /// Tells this process from a later one with the same key.
     pub(super) process: u64,
+    /// Whether there is a profile of this machine.
+    pub(super) profiled: bool,
 }
 
 impl Introduction {
@@ -80,7 +82,7 @@ impl Introduction {
         hasher.finalize_xof().fill(&mut id);
         let count = u32::try_from(cores.count).ok()?;
         let busy = (shared.threads.current_num_threads() as f64 / shared.slowdown).min(f64::from(count));
-        Some(ComputesOn { id, cores: count, busy })
+        Some(ComputesOn { id, cores: count, busy, profiled: self.profiled })
     }
 
     async fn dial_again(&self, shared: &Shared) -> Result<(Connection, Lanes), NodeError> {

@@ -155,7 +155,8 @@ async fn take_part(endpoint: &Endpoint, options: JoinOptions) -> Result<Particip
     });
     let mut process = [0; 8];
     process.copy_from_slice(&Secret::generate().as_bytes()[..8]);
-    let introduction = Introduction { ticket, name, process: u64::from_le_bytes(process) };
+    let (process, profiled) = (u64::from_le_bytes(process), profile.is_some());
+    let introduction = Introduction { ticket, name, process, profiled };
     let mut interrupts = Interrupts::new()?;
     let (connection, lanes) = tokio::select! {
         dialled = introduction.dial(&shared) => dialled?,

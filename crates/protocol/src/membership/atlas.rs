@@ -30,7 +30,7 @@ pub struct Atlas {
     crowds: BTreeMap<MemberId, Crowd>,
 }
 
-/// A member's place at a processor. Members with equal seats are equally fast.
+/// A member's place at a processor. Members with equal seats are equally fast, unless they have profiles.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Seat {
     at: ComputesOn,
@@ -80,12 +80,12 @@ impl Atlas {
         by_processor.into_values().filter(|members| members.len() > 1).collect()
     }
 
-    /// Of members on one processor, the first of each kind that was never measured alone.
+    /// Of members on one processor, the first of each kind that was never measured alone. A profile needs no measuring.
     pub(crate) fn unmeasured_kinds(&self, neighbours: &[MemberId]) -> Vec<MemberId> {
         let mut kinds: Vec<MemberId> = Vec::new();
         for member in neighbours {
-            let kind = self.seats.get(member);
-            if self.alone_of(*member).is_none() && !kinds.iter().any(|known| self.seats.get(known) == kind) {
+            let Some(kind) = self.seats.get(member).filter(|seat| !seat.at.profiled) else { continue };
+            if self.alone_of(*member).is_none() && !kinds.iter().any(|known| self.seats.get(known) == Some(kind)) {
                 kinds.push(*member);
             }
         }
@@ -97,7 +97,7 @@ impl Atlas {
         if self.alone.contains(&member) {
             return Some(member);
         }
-        let seat = self.seats.get(&member)?;
+        let seat = self.seats.get(&member).filter(|seat| !seat.at.profiled)?;
         self.alone.iter().copied().find(|other| self.seats.get(other) == Some(seat))
     }
 
@@ -109,10 +109,11 @@ impl Atlas {
 
     /// Takes in what a member measured while these members of its processor did.
     pub(crate) fn add_crowded(&mut self, member: MemberId, machine: MachineProfile, together: &[MemberId]) {
-        let busy: f64 = together.iter().filter_map(|m| self.seats.get(m)).map(|seat| seat.at.busy).sum();
+        let seats = together.iter().filter_map(|m| self.seats.get(m)).filter(|seat| !seat.at.profiled);
+        let busy: f64 = seats.clone().map(|seat| seat.at.busy).sum();
         let alone = self.alone_of(member).and_then(|m| self.machines.get(&m));
         let times_as_long = alone.and_then(|alone| machine.operators.times_as_long(&alone.operators));
-        if let Some((seat, times_as_long)) = self.seats.get(&member).zip(times_as_long).filter(|_| together.len() > 1) {
+        if let Some((seat, times_as_long)) = self.seats.get(&member).zip(times_as_long).filter(|_| seats.count() > 1) {
             // Several threads are measured by a clock, which also runs while they wait for a core.
             let waited = if seat.at.busy > 1.0 { (busy / f64::from(seat.at.cores)).max(1.0) } else { 1.0 };
             self.crowds.insert(member, Crowd { times_as_long: times_as_long / waited, busy });

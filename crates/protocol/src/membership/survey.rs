@@ -393,7 +393,7 @@ mod tests {
     #[test]
     fn members_of_one_processor_measure_alone_by_kind_and_then_together() {
         let mut atlas = Atlas::default();
-        let at = |id| Some(ComputesOn { id: [id; 16], cores: 2, busy: 1.0 });
+        let at = |id| Some(ComputesOn { id: [id; 16], cores: 2, busy: 1.0, profiled: false });
         atlas.set_processor(MemberId(0), at(9), "cpu");
         for m in 1..=4 {
             atlas.set_processor(MemberId(m), at(5), if m == 4 { "burn" } else { "cpu" });
@@ -424,8 +424,18 @@ mod tests {
         // Member 2 never measured alone; its kind did.
         assert!(cluster.devices().iter().all(|d| d.measured.operators.by_name["mm"] == curve(1.0)));
 
+        // A profile is that of its member alone.
+        let profiled = ComputesOn { profiled: true, ..at(5).unwrap() };
+        atlas.set_processor(MemberId(3), Some(profiled), "cpu");
+        let (cluster, _) = atlas.cluster(&roster.present().collect::<Vec<_>>()).unwrap();
+        assert_eq!(cluster.devices()[3].measured.operators.by_name["mm"], curve(1.5));
+
         // Since then, the last one may use one core alone.
-        atlas.set_processor(MemberId(4), Some(ComputesOn { id: [5; 16], cores: 1, busy: 1.0 }), "burn");
+        atlas.set_processor(
+            MemberId(4),
+            Some(ComputesOn { id: [5; 16], cores: 1, busy: 1.0, profiled: false }),
+            "burn",
+        );
         let (cluster, _) = atlas.cluster(&roster.present().collect::<Vec<_>>()).unwrap();
         assert_eq!(cluster.devices()[4].processor.as_ref().map(|p| p.cores), Some(2.0));
 

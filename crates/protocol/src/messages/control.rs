@@ -93,6 +93,8 @@ pub struct ComputesOn {
     pub cores: u32,
     /// The cores that the member keeps busy while it computes.
     pub busy: f64,
+    /// Whether the member has a profile, which it tells instead of measuring.
+    pub profiled: bool,
 }
 
 /// The first message on a connection from one member to another.

@@ -32,7 +32,7 @@ pub(super) fn address() -> Vec<Vec<u8>> {
 fn hello() -> Hello {
     let addr = encode(&addr()).unwrap();
     let (backend, device) = ("cpu".into(), "CPU".into());
-    let processor = Some(ComputesOn { id: [5; 16], cores: 8, busy: 1.0 });
+    let processor = Some(ComputesOn { id: [5; 16], cores: 8, busy: 1.0, profiled: false });
     Hello {
         version: VERSION,
         secret: [7; 16],

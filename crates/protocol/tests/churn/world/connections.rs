@@ -37,7 +37,7 @@ impl World {
             backend: "b".into(),
             device: "d".into(),
             slow_bf16: false,
-            processor: Some(ComputesOn { id: [(m / 4) as u8; 16], cores: 2, busy: 1.0 }),
+            processor: Some(ComputesOn { id: [(m / 4) as u8; 16], cores: 2, busy: 1.0, profiled: false }),
             addr: vec![m as u8],
         };
         let machine = &mut self.machines[m];
