@@ -37,6 +37,7 @@ const REDIAL_SILENT: Duration = Duration::from_secs(3600);
 const REDIAL_CLOSED: Duration = Duration::from_secs(60);
 
 /// The facts with which a peer introduces itself.
+#[derive(Clone)]
 pub(super) struct Introduction {
     pub(super) ticket: Ticket,
     pub(super) name: String,

@@ -268,8 +268,8 @@ impl Session {
             && self.introduction.name.is_empty()
         {
             // After a lost connection, the peer asks for the name that it has.
-            let (ticket, process) = (self.introduction.ticket.clone(), self.introduction.process);
-            self.introduction = Arc::new(Introduction { ticket, name: me.name.clone(), process });
+            self.introduction =
+                Arc::new(Introduction { name: me.name.clone(), ..Introduction::clone(&self.introduction) });
         }
         self.members = assigned.addresses.clone();
         self.allow();
