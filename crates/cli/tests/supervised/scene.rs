@@ -80,7 +80,9 @@ impl Scene {
     /// Starts a broker and two joiners. Returns them once they train.
     pub(crate) fn broker(&self, settings: &[&str]) -> (Process, [Process; 2]) {
         let args = ["broker", "--listen", "127.0.0.1:0", "--peers", "2", "--run-dir", "run"];
-        let mut broker = self.start(&[], &[&args[..], &TINY, settings].concat());
+        // Both joiners compute on this machine's processor. A plan that counts that leaves one of them out.
+        let both = ["--set=plan.scheduler=equal-compute"];
+        let mut broker = self.start(&[], &[&args[..], &TINY, &both, settings].concat());
         let ticket = broker.line("fusionllm join ").trim().to_owned();
         let joiners = ["a", "b"].map(|name| self.join(&ticket, name));
         broker.line("validation");
