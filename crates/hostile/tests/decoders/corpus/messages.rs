@@ -203,7 +203,10 @@ pub(super) fn atlas() -> Vec<u8> {
     let machines = BTreeMap::from([(a, machine()), (b, machine())]);
     let links = BTreeMap::from([((a, b), Some((link, link))), ((a, broker), None)]);
     let lines = BTreeMap::from([(a, IpAddr::from([192, 0, 2, 1]))]);
-    encode(&(machines, links, BTreeMap::from([(a, 2.0)]), BTreeSet::from([(a, b)]), lines)).unwrap()
+    let seats = BTreeMap::from([(a, (hello().processor.unwrap(), "cpu"))]);
+    let (slower, relayed) = (BTreeMap::from([(a, 2.0)]), BTreeSet::from([(a, b)]));
+    let (alone, crowds) = (BTreeSet::from([a]), BTreeMap::from([(a, (1.25, 2.0))]));
+    encode(&(machines, links, slower, relayed, lines, seats, alone, crowds)).unwrap()
 }
 
 pub(super) fn codec() -> Vec<Vec<u8>> {
