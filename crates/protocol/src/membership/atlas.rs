@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use fusionllm_graph::units::{rate, seconds};
+use fusionllm_graph::units::{counted, rate, seconds};
 use fusionllm_plan::{Cluster, Device, DirectLink, Link, Place, PlanError, Processor, Site};
 use serde::{Deserialize, Serialize};
 
@@ -231,6 +231,16 @@ impl Atlas {
                 )),
             }
         }
+        let ids: Vec<MemberId> = members.iter().map(|m| m.id).collect();
+        for neighbours in self.neighbours(&ids) {
+            let names: Vec<&str> = neighbours.iter().map(|m| name(*m)).collect();
+            let cores = self.seats.get(&neighbours[0]).map_or(0, |seat| seat.at.cores);
+            notes.push(format!(
+                "{} compute on one machine, and divide its {}",
+                several(&names),
+                counted(cores, "core")
+            ));
+        }
         let mut sites = Vec::new();
         for sharers in self.sharers(members) {
             let Some(site) = self.shared_line(members, &sharers) else { continue };
@@ -265,11 +275,16 @@ impl Atlas {
         let uplink = fastest(&mut outward.clone().map(|(from, to)| self.link(from, to)))?;
         let downlink = fastest(&mut outward.map(|(to, from)| self.link(from, to)))?;
         let names: Vec<&str> = sharers.iter().map(|i| members[*i].name.as_str()).collect();
-        let name = match &names[..] {
-            [first, second] => format!("line of {first} and {second}"),
-            all => format!("line of {} and {} more", all[0], all.len() - 1),
-        };
+        let name = format!("line of {}", several(&names));
         Some(Site { name, inside: None, uplink: Some(uplink), downlink: Some(downlink) })
+    }
+}
+
+/// At least two names, in few words.
+fn several(names: &[&str]) -> String {
+    match names {
+        [first, second] => format!("{first} and {second}"),
+        all => format!("{} and {} more", all[0], all.len() - 1),
     }
 }
 

@@ -416,7 +416,8 @@ mod tests {
         assert_eq!(rounds, [vec![0, 1], vec![4], vec![1, 2, 3, 4]]);
         measure(&ids(5), &mut atlas);
         let roster = roster(5);
-        let (cluster, _) = atlas.cluster(&roster.present().collect::<Vec<_>>()).unwrap();
+        let (cluster, notes) = atlas.cluster(&roster.present().collect::<Vec<_>>()).unwrap();
+        assert!(notes.contains(&"p1 and 3 more compute on one machine, and divide its 2 cores".into()), "{notes:?}");
         let processor = |i: usize| cluster.devices()[i].processor.clone().unwrap();
         assert_eq!([1, 2, 3, 4].map(|i| processor(i).name), ["p1"; 4]);
         assert_eq!((processor(0).name.as_str(), processor(0).crowded), ("p0", 1.0));
