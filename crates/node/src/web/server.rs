@@ -47,6 +47,9 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest connection, so that none that is stuck keeps its place. A browser connects its stream again.
 const LONGEST: Duration = Duration::from_secs(600);
 
+/// How long a visitor waits for the page. A stream of events waits for its first one as long as it takes.
+const PATIENCE: Duration = Duration::from_secs(5);
+
 /// The time in which viewers read that the run is over.
 pub(super) const FAREWELL: Duration = Duration::from_secs(1);
 
@@ -153,7 +156,7 @@ async fn guarded(State(guard): State<Arc<Guard>>, request: Request, next: Next) 
 
 /// The page as it is now.
 async fn page(State(site): State<Arc<Site>>) -> Response {
-    let Some(drawing) = Viewer::new(&site).fresh().await else {
+    let Ok(Some(drawing)) = timeout(PATIENCE, Viewer::new(&site).fresh()).await else {
         return (StatusCode::SERVICE_UNAVAILABLE, "the page cannot be drawn at present\n").into_response();
     };
     let nonce = secret_text(&Secret::generate());

@@ -8,9 +8,6 @@ use tokio::sync::watch;
 /// The least time between two drawings.
 pub(super) const BETWEEN: Duration = Duration::from_millis(500);
 
-/// How long a visitor waits for the first drawing.
-const PATIENCE: Duration = Duration::from_secs(5);
-
 /// The parts of a page in their order: the name of each, and its HTML.
 pub(crate) type Parts = Vec<(&'static str, Arc<str>)>;
 
@@ -41,6 +38,7 @@ pub(crate) struct Drawing {
 pub(crate) struct Viewer {
     site: Arc<Site>,
     drawings: watch::Receiver<Option<Arc<Drawing>>>,
+    came: Instant,
 }
 
 impl Site {
@@ -69,17 +67,15 @@ impl Viewer {
     pub(crate) fn new(site: &Arc<Site>) -> Self {
         let drawings = site.drawings.subscribe();
         site.viewers.send_modify(|count| *count += 1);
-        Self { site: site.clone(), drawings }
+        Self { site: site.clone(), drawings, came: Instant::now() }
     }
 
-    /// A drawing that is fresh, if one comes in time.
+    /// The first drawing that was fresh when this viewer came, or that was begun later. Drawing takes long where the
+    /// machine is busy, so it does not matter how old the drawing is by now.
     pub(crate) async fn fresh(&mut self) -> Option<Arc<Drawing>> {
-        let is_fresh = |drawing: &Option<Arc<Drawing>>| {
-            let is_fresh = |d: &Arc<Drawing>| d.is_last || d.silent.is_some() || d.drawn.elapsed() < 2 * BETWEEN;
-            drawing.as_ref().is_some_and(is_fresh)
-        };
-        let drawing = tokio::time::timeout(PATIENCE, self.drawings.wait_for(is_fresh)).await.ok()?.ok()?;
-        drawing.clone()
+        let came = self.came;
+        let is_fresh = |d: &Arc<Drawing>| d.is_last || d.silent.is_some() || d.drawn + 2 * BETWEEN > came;
+        self.drawings.wait_for(|drawing| drawing.as_ref().is_some_and(is_fresh)).await.ok()?.clone()
     }
 
     /// The next drawing, which may be many after the last one.
