@@ -21,7 +21,7 @@ mod simulate;
 pub use codecs::{Compression, Compressor, LinkCodec, LossBudget, SLACK, Traffic};
 pub use compile::{NodeStages, compile, compile_forward};
 pub use cost::{
-    Card, Cluster, CodecStep, CopyDirection, Curve, Curves, DISK_RATE, Device, DirectLink, ExtraOperator, Flow,
+    Card, Cluster, CodecStep, CopyDirection, Curve, Curves, Device, DirectLink, Disk, ExtraOperator, Flow,
     HOST_LINK_RATE, HeldTensor, Line, Link, Measured, NodeSeconds, OperatorCurves, OperatorWork, ParameterWork, Place,
     Processor, Rates, Route, Site, Work, congestion, message_bytes, node_signature, signature, work_units,
 };

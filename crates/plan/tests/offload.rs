@@ -11,7 +11,7 @@ use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{DType, Graph, TrainGraph};
 use fusionllm_models::Gpt2Config;
 use fusionllm_plan::{
-    Cluster, Compression, Device, Link, PROCESS_BYTES, Plan, PlanError, PlanOptions, Rates, Schedule, Scheduled,
+    Cluster, Compression, Device, Disk, Link, PROCESS_BYTES, Plan, PlanError, PlanOptions, Rates, Schedule, Scheduled,
     Scheduler, SimulateOptions, Site, Workload, compile, compile_forward, schedule, simulate,
 };
 use fusionllm_program::{Address, Instruction, Medium, Optimizer, Program};
@@ -195,7 +195,7 @@ fn several_devices_offload() {
     let train = train_graph(&graph);
     let limit = state_bytes(&graph) / 5 + PROCESS_BYTES;
     // The disk is so slow that dividing the model pays.
-    let cluster = cluster(2, |d| (d.memory, d.disk) = (limit, 1e7));
+    let cluster = cluster(2, |d| (d.memory, d.disk) = (limit, Disk::new(1e7)));
     let made = plan(&graph, &train, Scheduler::OpFence, &cluster).unwrap();
     assert_eq!(made.plan.offload.len(), 2, "{:?}", made.notes);
     assert!(made.simulation.peers.iter().all(|p| p.peak_bytes <= limit));
@@ -208,7 +208,7 @@ fn the_simulator_counts_the_moves() {
     let graph = model();
     let train = train_graph(&graph);
     let limit = state_bytes(&graph) / 3 + PROCESS_BYTES;
-    let with = |disk: f64| cluster(1, |d| (d.memory, d.disk) = (limit, disk));
+    let with = |disk: f64| cluster(1, |d| (d.memory, d.disk) = (limit, Disk::new(disk)));
     let made = plan(&graph, &train, Scheduler::OpFence, &with(1e9)).unwrap();
     let at = |disk: f64| simulate(&made.programs, &with(disk), &SimulateOptions::new(OPTIMIZER)).unwrap().step_s;
     let (fast, slow, away) = (at(1e9), at(1e6), made.programs[0].offloaded_bytes(Medium::Disk));
@@ -243,7 +243,7 @@ fn activations_are_computed_again_where_moving_takes_longer() {
     // With ever less memory, a step takes longer, but less than the third more of running all of forward again.
     for share in [0.7, 0.5, 0.35] {
         let limit = kept + (share * (need - kept) as f64) as u64;
-        let slow = cluster(1, |d| (d.memory, d.disk) = (limit, 1e4));
+        let slow = cluster(1, |d| (d.memory, d.disk) = (limit, Disk::new(1e4)));
         let made = plan(&graph, &train, Scheduler::OpFence, &slow).unwrap();
         let (step, again) = (made.simulation.step_s, made.programs[0].recomputed_bytes());
         assert!(made.simulation.peers[0].peak_bytes <= limit);
@@ -260,7 +260,7 @@ fn activations_are_computed_again_where_moving_takes_longer() {
     }
     // A fast disk is better than to run products again.
     let limit = kept + (need - kept) / 2;
-    let fast = cluster(1, |d| (d.memory, d.disk, d.rates.matmul, d.rates.memory) = (limit, 1e12, 1e7, 1e12));
+    let fast = cluster(1, |d| (d.memory, d.disk, d.rates.matmul, d.rates.memory) = (limit, Disk::new(1e12), 1e7, 1e12));
     let made = plan(&graph, &train, Scheduler::OpFence, &fast).unwrap();
     assert!(made.programs[0].offloaded_bytes(Medium::Disk).activations > made.programs[0].recomputed_bytes());
 }

@@ -181,7 +181,7 @@ fn the_layout_of_version_22() {
     let load = BulkHeader::Load { generation: 2, key: TensorKey::value("w"), dtype: DType::F32 };
     assert_eq!(encode(&load).unwrap(), [1, 2, 1, b'w', 0, 1]);
     assert_eq!(encode(&Question::Page).unwrap(), [4]);
-    assert_eq!(VERSION, 22);
+    assert_eq!(VERSION, 23);
 }
 
 /// A joiner of another version reads why it is refused, although its hello has other fields.

@@ -4,15 +4,17 @@
 //! predictions. With repeats it prints the distribution of the errors over all runs, not the best run.
 //!
 //! ```console
-//! $ cargo bench -p fusionllm-cli --bench prediction [-- --only TEXT --repeats N --steps N --results FILE]
+//! $ cargo bench -p fusionllm-cli --bench prediction [-- --only TEXT --repeats N --steps N --results FILE --keep DIR]
 //! ```
 //!
 //! `--only` takes the testbeds whose names contain the text. `--results` appends each run to a file, and the table then
-//! covers all runs in the file: a long measurement can be made in pieces. One run of each testbed takes eight minutes.
+//! covers all runs in the file: a long measurement can be made in pieces. One run of each testbed takes 13 minutes.
+//! `--keep` keeps the files of each run, so that `fusionllm simulate` of another version can predict it once more.
 //!
-//! Devices are cores of this machine, slowed down. `fusionllm profile JOB.toml` measures all devices of a testbed at
-//! once before each run, because a shared machine's speed varies. Most links are emulated by the command itself. The
-//! last testbed uses network namespaces, whose links the kernel shapes. It needs root, and is left out without it.
+//! Devices are cores of this machine, slowed down. `fusionllm profile JOB.toml` measures each kind of device before each
+//! run, because a shared machine's speed varies. A run is measured by the median of its later steps, since connections
+//! find their rates in the first ones. Most links are emulated by the command itself. The testbeds called `kernel` use
+//! network namespaces, whose links the kernel shapes. They need root, and are left out without it.
 #![allow(clippy::unwrap_used, reason = "whoever runs this reads its source")]
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -36,6 +38,7 @@ struct Options {
     repeats: usize,
     steps: String,
     results: Option<PathBuf>,
+    keep: Option<PathBuf>,
 }
 
 struct Bench {
@@ -49,15 +52,19 @@ fn main() -> Outcome<()> {
     let directory = std::env::temp_dir().join(format!("fusionllm-prediction-{}", std::process::id()));
     std::fs::create_dir_all(&directory)?;
     let fusionllm = PathBuf::from(env!("CARGO_BIN_EXE_fusionllm"));
-    let bench = Bench { fusionllm, directory, steps: options.steps };
+    let mut bench = Bench { fusionllm, directory: directory.clone(), steps: options.steps };
     let mut runs = match &options.results {
         Some(file) if file.exists() => read_results(file)?,
         _ => Vec::new(),
     };
-    for _ in 0..options.repeats {
+    for repeat in 0..options.repeats {
         for testbed in TESTBEDS.iter().filter(|t| t.name.contains(&options.only)) {
+            if let Some(keep) = &options.keep {
+                bench.directory = keep.join(testbed.name.replace(' ', "-")).join(repeat.to_string());
+                std::fs::create_dir_all(&bench.directory)?;
+            }
             let run = match bench.run(testbed) {
-                Ok(summary) => Run::new(testbed.name, &summary),
+                Ok((summary, step_s)) => Run::new(testbed.name, &summary, step_s),
                 Err(e) => {
                     println!("{}: {e}", testbed.name);
                     continue;
@@ -71,13 +78,13 @@ fn main() -> Outcome<()> {
             runs.push(run);
         }
     }
-    std::fs::remove_dir_all(&bench.directory)?;
+    std::fs::remove_dir_all(&directory)?;
     table::print(&runs);
     Ok(())
 }
 
 fn options() -> Outcome<Options> {
-    let mut options = Options { only: String::new(), repeats: 1, steps: "14".to_owned(), results: None };
+    let mut options = Options { only: String::new(), repeats: 1, steps: "14".to_owned(), results: None, keep: None };
     let mut arguments = std::env::args().skip(1).filter(|a| a != "--bench");
     while let Some(argument) = arguments.next() {
         let value = arguments.next().ok_or_else(|| format!("{argument} takes a value"))?;
@@ -86,7 +93,11 @@ fn options() -> Outcome<Options> {
             "--repeats" => options.repeats = value.parse()?,
             "--steps" => options.steps = value,
             "--results" => options.results = Some(value.into()),
-            other => return Err(format!("{other} is not one of --only, --repeats, --steps and --results").into()),
+            "--keep" => options.keep = Some(std::path::absolute(value)?),
+            other => {
+                let known = "--only, --repeats, --steps, --results and --keep";
+                return Err(format!("{other} is not one of {known}").into());
+            }
         }
     }
     Ok(options)
@@ -97,24 +108,27 @@ fn read_results(file: &Path) -> Outcome<Vec<Run>> {
 }
 
 impl Bench {
-    /// Profiles the devices and trains: the run's summary.
-    fn run(&self, testbed: &Testbed) -> Outcome<Value> {
+    /// Profiles the devices and trains: the run's summary, and the median of its later steps.
+    fn run(&self, testbed: &Testbed) -> Outcome<(Value, f64)> {
         let job = self.write("job.toml", &testbed.job())?;
         if matches!(testbed.model, testbeds::Model::Resnet { .. }) {
             self.write_images()?;
         }
         self.measure(testbed, &job)?;
-        let file = self.write("testbed.toml", &testbed.file(testbed.devices.len(), |i| self.profile(i)))?;
+        let file = self.write("testbed.toml", &testbed.file(testbed.devices.len(), |slowdown| self.profile(slowdown)))?;
         let run = self.directory.join("run");
         let _ = std::fs::remove_dir_all(&run);
-        if let Network::Kernel { rate } = testbed.network {
-            return self.run_in_namespaces(testbed, rate, &job, &file, &run);
-        }
-        let mut command = self.train(&job, &file, &run, &self.steps);
-        if let Cut::Stages(stages) = testbed.cut {
-            command.arg("--plan").arg(self.replicated(testbed, stages, &job)?);
-        }
-        Ok(serde_json::from_slice(&succeed(&mut command)?)?)
+        let summary = match testbed.network {
+            Network::Kernel { rate } => self.run_in_namespaces(testbed, rate, &job, &file, &run)?,
+            Network::Mesh { .. } | Network::Homes { .. } => {
+                let mut command = self.train(&job, &file, &run, &self.steps);
+                if let Cut::Stages(stages) = testbed.cut {
+                    command.arg("--plan").arg(self.replicated(testbed, stages, &job)?);
+                }
+                serde_json::from_slice(&succeed(&mut command)?)?
+            }
+        };
+        Ok((summary, later_steps(&run)?))
     }
 
     fn write(&self, name: &str, text: &str) -> Outcome<PathBuf> {
@@ -130,22 +144,23 @@ impl Bench {
         Ok(std::fs::write(self.directory.join("train.bin"), images)?)
     }
 
-    /// Measures all devices of a testbed at once, because they share caches and cores when they train.
+    /// Measures each kind of device of a testbed, one after another. Together they compute less than this machine can,
+    /// so they hardly disturb each other.
     fn measure(&self, testbed: &Testbed, job: &Path) -> Outcome<()> {
-        let profiles = testbed.devices.iter().enumerate().map(|(i, slowdown)| {
+        let mut slowdowns = testbed.devices.to_vec();
+        slowdowns.sort_by(f64::total_cmp);
+        slowdowns.dedup();
+        for slowdown in slowdowns {
             let mut profile = Command::new(&self.fusionllm);
             profile.arg("profile").arg(job).args(["--backend", fusionllm_backend::names()[0], "--threads", "1"]);
-            profile.args(["--slowdown", &slowdown.to_string(), "-o"]).arg(self.profile(i));
-            profile.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()
-        });
-        for profile in profiles.collect::<Result<Vec<_>, _>>()? {
-            stdout_of(profile.wait_with_output()?)?;
+            profile.args(["--slowdown", &slowdown.to_string(), "-o"]).arg(self.profile(slowdown));
+            succeed(&mut profile)?;
         }
         Ok(())
     }
 
-    fn profile(&self, device: usize) -> PathBuf {
-        self.directory.join(format!("device-{device}.toml"))
+    fn profile(&self, slowdown: f64) -> PathBuf {
+        self.directory.join(format!("device-{slowdown}.toml"))
     }
 
     fn train(&self, job: &Path, testbed: &Path, run: &Path, steps: &str) -> Command {
@@ -157,7 +172,7 @@ impl Bench {
 
     /// A plan for the first devices, one for each stage, with the other devices as their replicas.
     fn replicated(&self, testbed: &Testbed, stages: usize, job: &Path) -> Outcome<PathBuf> {
-        let file = self.write("stages.toml", &testbed.file(stages, |i| self.profile(i)))?;
+        let file = self.write("stages.toml", &testbed.file(stages, |slowdown| self.profile(slowdown)))?;
         let path = self.directory.join("replicas.json");
         let mut command = Command::new(&self.fusionllm);
         command.arg("plan").arg(job).arg("--testbed").arg(&file).args(["--scheduler", "equal-compute", "-o"]);
@@ -227,6 +242,14 @@ impl Bench {
         }
         Ok(summary)
     }
+}
+
+/// The median of the later half of a run's steps.
+fn later_steps(run: &Path) -> Outcome<f64> {
+    let metrics = std::fs::read_to_string(run.join("metrics.jsonl"))?;
+    let lines = metrics.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
+    let steps: Vec<f64> = lines.iter().filter_map(|line| line["step_s"].as_f64()).collect();
+    Ok(table::median(steps[steps.len() / 2..].to_vec()))
 }
 
 /// The standard output of a command that must succeed.

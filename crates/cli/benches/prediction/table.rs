@@ -38,8 +38,8 @@ impl Pair {
 }
 
 impl Run {
-    /// Reads a run's summary.
-    pub(crate) fn new(testbed: &str, summary: &Value) -> Self {
+    /// Reads a run's summary. Its steps take `step_s`.
+    pub(crate) fn new(testbed: &str, summary: &Value, step_s: f64) -> Self {
         let none = Pair { predicted: f64::NAN, measured: f64::NAN };
         let peers: Vec<&Value> =
             summary["peers"].as_array().into_iter().flatten().filter(|p| p["operators"] != 0).collect();
@@ -48,7 +48,7 @@ impl Run {
         Self {
             testbed: testbed.to_owned(),
             peers: peers.len(),
-            step_s: Pair::of(summary, "predicted_step_s", "median_step_s"),
+            step_s: Pair { measured: step_s, ..Pair::of(summary, "predicted_step_s", "median_step_s") },
             compute_s: compute.max_by(|a, b| a.measured.total_cmp(&b.measured)).unwrap_or(none),
             memory_bytes: memory.max_by(|a, b| a.error().abs().total_cmp(&b.error().abs())).unwrap_or(none),
         }
@@ -81,8 +81,8 @@ pub(crate) fn print(runs: &[Run]) {
             names.push(&run.testbed);
         }
     }
-    for name in names {
-        let of: Vec<&Run> = runs.iter().filter(|r| r.testbed == name).collect();
+    for name in &names {
+        let of: Vec<&Run> = runs.iter().filter(|r| r.testbed == *name).collect();
         let steps = |f: fn(&Pair) -> f64| median(of.iter().map(|r| f(&r.step_s)).collect());
         let (predicted, measured) = (steps(|p| p.predicted), steps(|p| p.measured));
         let peers = of.first().map_or(0, |r| r.peers);
@@ -97,6 +97,12 @@ pub(crate) fn print(runs: &[Run]) {
         absolute(|r| r.compute_s.error()),
         absolute(|r| r.memory_bytes.error())
     );
+    // What varies from run to run is the machine's speed. The median over repeats shows the planner's own error.
+    let typical = |name: &&str| {
+        median(runs.iter().filter(|r| r.testbed == **name).map(|r| r.step_s.error()).collect()).abs()
+    };
+    let (sum, worst) = names.iter().map(typical).fold((0.0, 0.0_f64), |(sum, worst), e| (sum + e, worst.max(e)));
+    println!("of the testbeds' median errors: mean size {:.1} %, worst {worst:.1} %", sum / names.len() as f64);
 }
 
 /// Median and range of each error, and the share of steps within the target.
@@ -116,7 +122,7 @@ fn errors(runs: &[&Run]) -> String {
     )
 }
 
-fn median(mut figures: Vec<f64>) -> f64 {
+pub(crate) fn median(mut figures: Vec<f64>) -> f64 {
     figures.sort_by(f64::total_cmp);
     let middle = figures.len() / 2;
     match figures.len() % 2 {

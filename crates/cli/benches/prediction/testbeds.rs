@@ -124,6 +124,46 @@ pub(crate) const TESTBEDS: &[Testbed] = &[
         network: Network::Kernel { rate: 40.0 },
         cut: Cut::EveryDevice,
     },
+    Testbed {
+        name: "5 peers, 120 Mbps 12 ms",
+        model: Model::Gpt2 { layers: 8, width: 192, heads: 6, context: 128, batch: 10, micro_batch: 2 },
+        codec: "none",
+        devices: &[5.5; 5],
+        network: Network::Mesh { rate: 120.0, latency: 12.0 },
+        cut: Cut::EveryDevice,
+    },
+    Testbed {
+        name: "2 peers, 9 Mbps 20 ms, top-k",
+        model: Model::Gpt2 { layers: 5, width: 320, heads: 10, context: 80, batch: 8, micro_batch: 2 },
+        codec: "topk",
+        devices: &[3.0, 3.0],
+        network: Network::Mesh { rate: 9.0, latency: 20.0 },
+        cut: Cut::EveryDevice,
+    },
+    Testbed {
+        name: "2 stages x 3 replicas, 150 Mbps 6 ms",
+        model: DEEP,
+        codec: "none",
+        devices: &[6.5; 6],
+        network: Network::Mesh { rate: 150.0, latency: 6.0 },
+        cut: Cut::Stages(2),
+    },
+    Testbed {
+        name: "ResNet-18, 4 peers in 2 homes, 45 Mbps 10 ms shared",
+        model: Model::Resnet { depth: 18, width: 48, batch: 16, micro_batch: 4 },
+        codec: "none",
+        devices: &[4.5; 4],
+        network: Network::Homes { rate: 45.0, latency: 10.0 },
+        cut: Cut::EveryDevice,
+    },
+    Testbed {
+        name: "kernel: 2 uneven peers, 20 Mbps",
+        model: WIDE,
+        codec: "none",
+        devices: &[2.5, 4.0],
+        network: Network::Kernel { rate: 20.0 },
+        cut: Cut::EveryDevice,
+    },
 ];
 
 impl Testbed {
@@ -149,14 +189,14 @@ impl Testbed {
         };
         format!(
             "model = {model}\ndata = {data}\n{plan}compression = {{ name = \"{}\" }}\n\
-             eval = {{ every = 0 }}\ncheckpoint = {{ every = 1000000 }}\n\
+             eval = {{ every = 0 }}\ncheckpoint = {{ every = 1000000, copies = false }}\n\
              [train]\nbatch = {batch}\nmicro_batch = {micro_batch}\noptimizer = {{ name = \"adamw\", warmup = 0 }}\n",
             self.codec
         )
     }
 
-    /// The testbed file for the first `count` devices, whose profiles lie at `profile`.
-    pub(crate) fn file(&self, count: usize, profile: impl Fn(usize) -> PathBuf) -> String {
+    /// The testbed file for the first `count` devices. The profile of those with a slowdown lies at `profile`.
+    pub(crate) fn file(&self, count: usize, profile: impl Fn(f64) -> PathBuf) -> String {
         let mut text = String::new();
         for (i, slowdown) in self.devices.iter().enumerate().take(count) {
             let site = match self.network {
@@ -164,7 +204,7 @@ impl Testbed {
                 Network::Homes { .. } => format!("home-{}", i / 2),
                 Network::Kernel { .. } => format!("host-{i}"),
             };
-            let profile = profile(i);
+            let profile = profile(*slowdown);
             let _ = write!(
                 text,
                 "[[device]]\nname = \"peer-{i}\"\nsite = \"{site}\"\nprofile = {profile:?}\n\

@@ -5,6 +5,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use fusionllm_plan::Disk;
+
 /// Bytes that this process may still write to a file on the disk with this directory; `None` where the system does not
 /// say.
 #[cfg(unix)]
@@ -84,22 +86,27 @@ pub(crate) fn write_at(file: &File, mut bytes: &[u8], mut offset: u64) -> io::Re
 const PROBE_BYTES: usize = 4 << 20;
 const PROBES: usize = 12;
 
-/// Bytes/s at which tensors are written to a file in [`directory`] and read back; `None` if they cannot be. The system
+/// The rates at which tensors are written to a file in [`directory`] and read back; `None` if they cannot be. The system
 /// holds recent files in memory, as it does for a run that leaves it room.
-pub(crate) fn rate() -> Option<f64> {
+pub(crate) fn rates() -> Option<Disk> {
     let file = tempfile::tempfile_in(directory()).ok()?;
     let probe = |place: usize| {
         let (bytes, offset) = (vec![1; PROBE_BYTES], (place * PROBE_BYTES) as u64);
         let started = Instant::now();
         write_at(&file, &bytes, offset).ok()?;
+        let written = started.elapsed();
         read_at(&file, PROBE_BYTES, offset).ok()?;
-        Some(started.elapsed().as_secs_f64())
+        Some((written.as_secs_f64(), (started.elapsed() - written).as_secs_f64()))
     };
     // A run writes to the same places in every step.
     (0..PROBES).try_for_each(|place| probe(place).map(|_| ()))?;
-    let mut seconds = (0..PROBES).map(probe).collect::<Option<Vec<f64>>>()?;
-    seconds.sort_by(f64::total_cmp);
-    Some(2.0 * PROBE_BYTES as f64 / seconds[PROBES / 2].max(1e-7))
+    let (writing, reading): (Vec<f64>, Vec<f64>) =
+        (0..PROBES).map(probe).collect::<Option<Vec<_>>>()?.into_iter().unzip();
+    let rate = |mut seconds: Vec<f64>| {
+        seconds.sort_by(f64::total_cmp);
+        PROBE_BYTES as f64 / seconds[PROBES / 2].max(1e-7)
+    };
+    Some(Disk { read: rate(reading), write: rate(writing) })
 }
 
 #[cfg(test)]

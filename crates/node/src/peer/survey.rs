@@ -1,7 +1,7 @@
 //! A joiner's answers while the broker measures its machine. [`fusionllm_protocol::Survey`] is the broker's side.
 
 use fusionllm_graph::Advice;
-use fusionllm_plan::{DISK_RATE, Device, HOST_LINK_RATE};
+use fusionllm_plan::{Device, HOST_LINK_RATE};
 use fusionllm_program::Program;
 use fusionllm_protocol::{FromPeer, MachineProfile, MemberId};
 use fusionllm_transport::PeerAddr;
@@ -29,7 +29,7 @@ pub(super) async fn measure(
     let measured = tokio::task::spawn_blocking(move || match profile {
         Some(device) => Ok((device, None)),
         None => {
-            let disk = disk::rate().unwrap_or(DISK_RATE);
+            let disk = disk::rates().unwrap_or_default();
             let (mut device, left_out) = measure_briefly(&backend, slowdown, memory, &programs)?;
             measure_traffic(&mut device, backend.as_ref());
             Ok::<_, NodeError>((Device { disk, host_link, ..device }, left_out))

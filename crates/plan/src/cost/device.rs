@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::card::Card;
 use super::curve::Curve;
+use super::disk::Disk;
 use super::measured::{CodecStep, CopyDirection, Measured, OperatorCurves};
 use super::operators::work_units;
 use super::processor::Processor;
@@ -52,28 +53,17 @@ pub struct Device {
     /// The backend of its peer; `None` for the default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<String>,
-    /// Bytes/s that its disk reads and writes.
-    #[serde(default = "disk_rate", skip_serializing_if = "is_disk_rate")]
-    pub disk: f64,
+    /// Its disk.
+    #[serde(default, skip_serializing_if = "Disk::is_unknown")]
+    pub disk: Disk,
     /// Bytes/s between the device's memory and its host's, if the device has memory of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_link: Option<f64>,
 }
 
-/// Bytes/s of a disk that was not measured: about a SATA solid-state drive's.
-pub const DISK_RATE: f64 = 5e8;
-
 /// Bytes/s between a device's memory and its host's where copies were not measured: about PCI Express 3.0 with 16
 /// lanes.
 pub const HOST_LINK_RATE: f64 = 1.2e10;
-
-fn disk_rate() -> f64 {
-    DISK_RATE
-}
-
-fn is_disk_rate(rate: &f64) -> bool {
-    *rate == DISK_RATE
-}
 
 /// The rates that a device attains, as opposed to its peak.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -103,7 +93,7 @@ impl Device {
             measured: Measured::default(),
             scratch: OperatorCurves::default(),
             backend: None,
-            disk: DISK_RATE,
+            disk: Disk::UNKNOWN,
             host_link: None,
         }
     }
@@ -136,10 +126,10 @@ impl Device {
         self.slowdown * curve.at(work_units(cost))
     }
 
-    /// Seconds of computing that are lost to sending or receiving `bytes` on the same processor. Zero if not
-    /// measured. All cores are assumed to compute.
+    /// Seconds of computing that are lost to sending or receiving `bytes` on the same processor, whatever the slowdown.
+    /// Zero if not measured. All cores are assumed to compute.
     pub(crate) fn traffic_seconds(&self, bytes: f64) -> f64 {
-        self.slowdown * self.measured.traffic.as_ref().map_or(0.0, |curve| curve.at(bytes))
+        self.measured.traffic.as_ref().map_or(0.0, |curve| curve.at(bytes))
     }
 
     /// Seconds of the codec thread for `elements` elements, whatever the slowdown: as measured for that codec, else at
@@ -162,7 +152,7 @@ impl Device {
 
     /// Bytes/s to the medium that the device offloads to: its host's memory if it has memory of its own, else the disk.
     pub(crate) fn offload_rate(&self) -> f64 {
-        self.host_link.unwrap_or(self.disk)
+        self.host_link.unwrap_or(self.disk.to_and_fro())
     }
 
     /// Seconds of the computing thread to move `bytes` between the device's memory and a medium.
@@ -170,7 +160,7 @@ impl Device {
         match (medium, self.host_link) {
             (Medium::Host, Some(rate)) if self.measured.copies(direction).is_none() => bytes / rate,
             (Medium::Host, _) => self.copy_seconds(direction, bytes),
-            (Medium::Disk, _) => self.copy_seconds(direction, bytes) + bytes / self.disk,
+            (Medium::Disk, _) => self.copy_seconds(direction, bytes) + bytes / self.disk.rate(direction),
         }
     }
 

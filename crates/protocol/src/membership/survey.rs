@@ -202,7 +202,7 @@ fn positive(x: f64, max: f64) -> bool {
 
 fn check_machine(machine: &MachineProfile) -> Result<(), String> {
     let MachineProfile { rates, memory, slowdown, operators, scratch, disk, host_link } = machine;
-    let mut attained = [rates.matmul, rates.convolution, rates.memory, *disk].into_iter().chain(*host_link);
+    let mut attained = [rates.matmul, rates.convolution, rates.memory, disk.read, disk.write].into_iter().chain(*host_link);
     let figures = attained.all(|r| positive(r, MAX_RATE))
         && (0.0..=MAX_LATENCY_S).contains(&rates.overhead)
         && (1..=MAX_MEMORY).contains(memory)
@@ -225,7 +225,7 @@ fn check_link(link: &Link) -> Result<(), String> {
 mod tests {
     use std::collections::BTreeSet;
 
-    use fusionllm_plan::{Curve, Line, Measured, OperatorCurves, Rates};
+    use fusionllm_plan::{Curve, Disk, Line, Measured, OperatorCurves, Rates};
     use fusionllm_program::PeerId;
 
     use super::*;
@@ -266,7 +266,7 @@ mod tests {
         let rates = Rates { matmul: 1e9, convolution: 1e9, memory: 1e9, overhead: 1e-6 };
         let operators = Measured::default();
         let scratch = OperatorCurves::default();
-        MachineProfile { rates, memory: 1 << 30, slowdown: 1.0, operators, scratch, disk: 5e8, host_link: None }
+        MachineProfile { rates, memory: 1 << 30, slowdown: 1.0, operators, scratch, disk: Disk::default(), host_link: None }
     }
 
     fn link(bandwidth: f64) -> Link {

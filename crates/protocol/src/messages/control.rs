@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use fusionllm_compress::Codec;
 use fusionllm_graph::{DType, TensorType, ValueId};
-use fusionllm_plan::{Link, Measured, OperatorCurves, Rates};
+use fusionllm_plan::{Disk, Link, Measured, OperatorCurves, Rates};
 use fusionllm_program::{Address, PassKind, PeerId, Program, TensorKey, Verdict};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ use super::bounded::{Bounded, Left};
 use crate::{PassReport, Request};
 
 /// Version of the messages. Broker and joiner must have the same version.
-pub const VERSION: u32 = 22;
+pub const VERSION: u32 = 23;
 
 /// Largest first message of a connection, in bytes. Its sender is still a stranger.
 pub const MAX_HELLO_BYTES: u64 = 8 << 10;
@@ -242,8 +242,8 @@ pub struct MachineProfile {
     pub operators: Measured,
     /// Measured bytes that operators hold beside their operands and results.
     pub scratch: OperatorCurves,
-    /// Bytes/s of its disk.
-    pub disk: f64,
+    /// Its disk.
+    pub disk: Disk,
     /// Bytes/s between the device's memory and its host's, if the device has memory of its own.
     pub host_link: Option<f64>,
 }

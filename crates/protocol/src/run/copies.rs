@@ -70,7 +70,7 @@ pub(super) fn buddies(atlas: &Atlas, formation: &Formation) -> (Vec<Mirroring>, 
 }
 
 /// The times when cuts are taken for copies, and when each step was complete.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct CopyPace {
     began: f64,
     pub(super) copying: bool,
@@ -84,7 +84,8 @@ pub(super) struct CopyPace {
     cost_s: f64,
     /// The cost of all copies so far, in seconds of training.
     pub(super) spent_s: f64,
-    /// The time when the next cut is due. It is infinite until the cost of the last one is known.
+    /// The time when the next cut is due. It is infinite until a generation begins, and until the cost of the last cut is
+    /// known.
     pub(super) next: f64,
     /// The time when each step since the last cut was complete.
     completed: BTreeMap<u64, f64>,
@@ -105,6 +106,22 @@ fn copy_period(cost: f64) -> f64 {
     (2.0 * cost * SECONDS_PER_LOSS).sqrt().max(cost / MAX_COPY_COST).max(MIN_COPY_PERIOD_S)
 }
 
+impl Default for CopyPace {
+    fn default() -> Self {
+        Self {
+            began: 0.0,
+            copying: false,
+            longest_s: 0.0,
+            beside: Vec::new(),
+            quiet: VecDeque::new(),
+            cost_s: 0.0,
+            spent_s: 0.0,
+            next: f64::INFINITY,
+            completed: BTreeMap::new(),
+        }
+    }
+}
+
 impl CopyPace {
     pub(super) fn begin(&mut self, now: f64) {
         if !self.copying {
@@ -115,7 +132,7 @@ impl CopyPace {
 
     /// A generation is planned, in which copying a cut takes this long. A copy in progress is void.
     pub(super) fn plan(&mut self, copied_s: f64) {
-        (self.copying, self.cost_s) = (false, copied_s);
+        (self.copying, self.cost_s, self.next) = (false, copied_s, f64::INFINITY);
         self.beside.clear();
         self.quiet.clear();
     }
@@ -219,6 +236,19 @@ mod tests {
         }
         assert!((copy_period(0.05) - 7.75).abs() < 0.01);
         assert_eq!(copy_period(3.0), 120.0);
+    }
+
+    #[test]
+    fn no_cut_is_due_before_a_generation_begins() {
+        let mut pace = CopyPace::default();
+        for began in [7.0, 5000.0] {
+            assert!(pace.next.is_infinite(), "{pace:?}");
+            pace.plan(5.0);
+            assert!(pace.next.is_infinite(), "its peers load their tensors: {pace:?}");
+            pace.restart(began);
+            assert_eq!(pace.next, began + copy_period(5.0));
+            pace.plan(5.0);
+        }
     }
 
     const GBPS: f64 = 1.25e8;

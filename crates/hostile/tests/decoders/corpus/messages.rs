@@ -5,7 +5,7 @@ use std::sync::Arc;
 use fusionllm_compress::{Bits, Codec, Element, Encoder, IntBlocks, TopK, ValueFormat};
 use fusionllm_graph::{DType, TensorType, ValueId};
 use fusionllm_hostile::short_run;
-use fusionllm_plan::{Activity, Curve, Link, Measured, OperatorCurves, Rates};
+use fusionllm_plan::{Activity, Curve, Disk, Link, Measured, OperatorCurves, Rates};
 use fusionllm_program::{Address, Cause, LearningRate, PassKind, PeerId, Poison, TensorKey, Verdict};
 use fusionllm_protocol::{
     Admission, Answer, Arrival, BulkHeader, CodecError, CodecSpectrum, ComputeCommand, ComputesOn, Contact,
@@ -52,7 +52,7 @@ fn machine() -> MachineProfile {
         Measured::from(BTreeMap::from([("mm".into(), curve()), ("add".into(), curve()), ("upload".into(), curve())]));
     let rates = Rates { matmul: 1e9, convolution: 1e9, memory: 1e9, overhead: 1e-6 };
     let scratch = OperatorCurves::default();
-    MachineProfile { rates, memory: 1 << 30, slowdown: 1.0, operators, scratch, disk: 5e8, host_link: None }
+    MachineProfile { rates, memory: 1 << 30, slowdown: 1.0, operators, scratch, disk: Disk::default(), host_link: None }
 }
 
 pub(super) fn from_peer() -> Vec<Vec<u8>> {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use fusionllm_plan::{Link, Measured, OperatorCurves, Rates};
+use fusionllm_plan::{Disk, Link, Measured, OperatorCurves, Rates};
 use fusionllm_program::{Instruction, PassKind, Program, TensorKey};
 use fusionllm_protocol::{
     ComputeCommand, Follower, FollowerAction, FromPeer, MachineProfile, MemberId, PassReport, Role, Source, ToPeer,
@@ -113,7 +113,7 @@ impl World {
                     slowdown: 1.0,
                     operators,
                     scratch,
-                    disk: 5e8,
+                    disk: Disk::default(),
                     host_link: None,
                 };
                 self.tell(m, FromPeer::Machine(Box::new(machine)));

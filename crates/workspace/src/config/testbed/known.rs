@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use fusionllm_plan::{Cluster, DISK_RATE, Device, DirectLink, Place, PlanError};
+use fusionllm_plan::{Cluster, Device, DirectLink, Place, PlanError};
 use fusionllm_program::PeerId;
 
 use super::{Parts, Testbed, read};
@@ -96,7 +96,7 @@ impl Known {
             // A machine cannot give more memory than it has measured.
             memory: if known.memory == 0 { measured.memory } else { measured.memory.min(known.memory) },
             backend: measured.backend.clone(),
-            disk: if known.disk == DISK_RATE { device.disk } else { known.disk },
+            disk: if known.disk.is_unknown() { device.disk } else { known.disk },
             host_link: known.host_link.or(device.host_link),
             ..device.clone()
         }

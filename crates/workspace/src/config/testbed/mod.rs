@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 pub use known::Known;
 
 use fusionllm_graph::units::counted;
-use fusionllm_plan::{Card, Cluster, Curve, Curves, Device, DirectLink, Link, Place, Processor, Rates, Site};
+use fusionllm_plan::{Card, Cluster, Curve, Curves, Device, DirectLink, Disk, Link, Place, Processor, Rates, Site};
 use fusionllm_program::PeerId;
 
 use super::files::Files;
@@ -336,7 +336,7 @@ fn device(
     if let Some(memory) = section.bytes("memory")? {
         device.memory = memory;
     }
-    device.disk = section.quantity("disk", &RATE, true)?.unwrap_or(device.disk);
+    device.disk = section.quantity("disk", &RATE, true)?.map_or(device.disk, Disk::new);
     device.host_link = section.quantity("host_link", &RATE, true)?.or(device.host_link);
     device.site = site;
     device.network = card(section)?;
