@@ -6,7 +6,8 @@ mod common;
 use common::stage::{PEERS, Stage};
 use fusionllm_events::Event;
 use fusionllm_protocol::{
-    Action, Farewell, FromPeer, Heartbeat, Incident, IncidentKind, Invitation, MemberId, Notice, Past, TicketRole,
+    Action, ComputeCommand, Farewell, FromPeer, Heartbeat, Incident, IncidentKind, Invitation, MemberId, Notice, Past,
+    TicketRole, ToPeer,
 };
 
 /// Regression: the time of the work that was lost was 0, because only the broker that was killed knew when its steps
@@ -31,6 +32,25 @@ fn the_work_that_a_killed_broker_lost_is_counted() {
     assert_eq!((incident.step, incident.restarted_at), (3, 0));
     assert_eq!(incident.lost_work_s, 1.5, "of all three steps");
     assert_eq!(incident.detected_s + incident.replanned_s + incident.restored_s, 7.0, "away, and until all were back");
+}
+
+/// Regression: the first step was copied at once, which took half of each link in the first minutes.
+#[test]
+fn no_cut_is_taken_before_it_is_due() {
+    let cuts = |stage: &Stage| {
+        let snapshots = stage.actions.iter().filter_map(|action| match action {
+            Action::Send(MemberId(0), ToPeer::Compute(ComputeCommand::Snapshot { step, .. })) => Some(*step),
+            _ => None,
+        });
+        snapshots.collect::<Vec<_>>()
+    };
+    let mut stage = Stage::training();
+    // A step takes 0.1 s, and cuts are at least 2 s apart.
+    (0..19).for_each(|_| _ = stage.step(|_, _| {}));
+    assert_eq!(cuts(&stage), Vec::<u64>::new());
+    (0..5).for_each(|_| _ = stage.step(|_, _| {}));
+    let cuts = cuts(&stage);
+    assert!(matches!(cuts[..], [20..24]), "{cuts:?}");
 }
 
 /// A member that says so again and again fills no file of the broker.

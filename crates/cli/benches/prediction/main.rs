@@ -115,7 +115,8 @@ impl Bench {
             self.write_images()?;
         }
         self.measure(testbed, &job)?;
-        let file = self.write("testbed.toml", &testbed.file(testbed.devices.len(), |slowdown| self.profile(slowdown)))?;
+        let file =
+            self.write("testbed.toml", &testbed.file(testbed.devices.len(), |slowdown| self.profile(slowdown)))?;
         let run = self.directory.join("run");
         let _ = std::fs::remove_dir_all(&run);
         let summary = match testbed.network {

@@ -98,9 +98,8 @@ pub(crate) fn print(runs: &[Run]) {
         absolute(|r| r.memory_bytes.error())
     );
     // What varies from run to run is the machine's speed. The median over repeats shows the planner's own error.
-    let typical = |name: &&str| {
-        median(runs.iter().filter(|r| r.testbed == **name).map(|r| r.step_s.error()).collect()).abs()
-    };
+    let typical =
+        |name: &&str| median(runs.iter().filter(|r| r.testbed == **name).map(|r| r.step_s.error()).collect()).abs();
     let (sum, worst) = names.iter().map(typical).fold((0.0, 0.0_f64), |(sum, worst), e| (sum + e, worst.max(e)));
     println!("of the testbeds' median errors: mean size {:.1} %, worst {worst:.1} %", sum / names.len() as f64);
 }

@@ -187,6 +187,7 @@ impl Testbed {
             Cut::EveryDevice => "plan = { scheduler = \"equal-compute\" }\n",
             Cut::Fastest | Cut::Stages(_) => "",
         };
+        // A copy takes half of a slow link for minutes and then leaves it alone for hours, which no step's median shows.
         format!(
             "model = {model}\ndata = {data}\n{plan}compression = {{ name = \"{}\" }}\n\
              eval = {{ every = 0 }}\ncheckpoint = {{ every = 1000000, copies = false }}\n\

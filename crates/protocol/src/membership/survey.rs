@@ -202,7 +202,8 @@ fn positive(x: f64, max: f64) -> bool {
 
 fn check_machine(machine: &MachineProfile) -> Result<(), String> {
     let MachineProfile { rates, memory, slowdown, operators, scratch, disk, host_link } = machine;
-    let mut attained = [rates.matmul, rates.convolution, rates.memory, disk.read, disk.write].into_iter().chain(*host_link);
+    let mut attained =
+        [rates.matmul, rates.convolution, rates.memory, disk.read, disk.write].into_iter().chain(*host_link);
     let figures = attained.all(|r| positive(r, MAX_RATE))
         && (0.0..=MAX_LATENCY_S).contains(&rates.overhead)
         && (1..=MAX_MEMORY).contains(memory)
@@ -266,7 +267,15 @@ mod tests {
         let rates = Rates { matmul: 1e9, convolution: 1e9, memory: 1e9, overhead: 1e-6 };
         let operators = Measured::default();
         let scratch = OperatorCurves::default();
-        MachineProfile { rates, memory: 1 << 30, slowdown: 1.0, operators, scratch, disk: Disk::default(), host_link: None }
+        MachineProfile {
+            rates,
+            memory: 1 << 30,
+            slowdown: 1.0,
+            operators,
+            scratch,
+            disk: Disk::default(),
+            host_link: None,
+        }
     }
 
     fn link(bandwidth: f64) -> Link {
