@@ -142,7 +142,7 @@ SECTIONS = {
     ],
     "prediction": [
         Measurement("testbeds", ("benchmark", "fusionllm-cli", "prediction"), "--repeats 2 --steps 10",
-                    "--repeats 1 --steps 2 --only uneven", 16, 3, ("root", "ip"), predictions),
+                    "--repeats 1 --steps 2 --only uneven", 28, 3, ("root", "ip"), predictions),
     ],
     "memory": [
         Measurement("runs", ("script", "little_memory.py"), "--steps 6", "--steps 2 --small", 6, 1),

@@ -252,6 +252,18 @@ fn start_training(command: &mut Command) -> ActiveRun {
 
 #[cfg(unix)]
 impl ActiveRun {
+    /// Reads on until this run has a checkpoint.
+    fn read_until_saved(&mut self, run: &Path) {
+        let is_saved = |entry: std::io::Result<std::fs::DirEntry>| {
+            entry.is_ok_and(|e| e.file_name().to_string_lossy().starts_with("step-"))
+        };
+        let mut line = String::new();
+        while !std::fs::read_dir(run.join("checkpoints")).is_ok_and(|mut entries| entries.any(is_saved)) {
+            line.clear();
+            assert!(self.lines.read_line(&mut line).unwrap() > 0, "the run ended early");
+        }
+    }
+
     /// Its exit status and the rest of its output.
     fn end(&mut self) -> (ExitStatus, String) {
         let mut rest = String::new();
@@ -434,12 +446,14 @@ fn outlives_a_killed_peer(options: &[&str]) {
     let [whole, disturbed] = ["whole", "disturbed"].map(|name| directory.path().join(name));
     let start = |path: &Path| {
         let mut command = fusionllm();
-        command.args(["train", "--steps", "400", "--peers", "3", "--set=checkpoint.every=0", "--run-dir"]);
+        command.args(["train", "--steps", "400", "--peers", "3", "--set=checkpoint.every=20", "--run-dir"]);
         command.arg(path).args(TINY).args(options);
         command
     };
     finished(&mut start(&whole));
     let mut run = start_training(&mut start(&disturbed));
+    // Its share is then somewhere else, too.
+    run.read_until_saved(&disturbed);
     let pid = joiner(&run.process, "peer-1").expect("the joiner runs");
     assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
     let (status, rest) = run.end();
