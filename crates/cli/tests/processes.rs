@@ -255,7 +255,8 @@ impl ActiveRun {
     /// Reads on until this run has a checkpoint.
     fn read_until_saved(&mut self, run: &Path) {
         let is_saved = |entry: std::io::Result<std::fs::DirEntry>| {
-            entry.is_ok_and(|e| e.file_name().to_string_lossy().starts_with("step-"))
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            name.strip_prefix("step-").is_some_and(|step| step.parse::<u64>().is_ok())
         };
         let mut line = String::new();
         while !std::fs::read_dir(run.join("checkpoints")).is_ok_and(|mut entries| entries.any(is_saved)) {
