@@ -8,7 +8,7 @@
 //! ```
 //!
 //! `--only` takes the testbeds whose names contain the text. `--results` appends each run to a file, and the table then
-//! covers all runs in the file: a long measurement can be made in pieces. One run of each testbed takes 13 minutes.
+//! covers all runs in the file: a long measurement can be made in pieces. One run of each testbed takes 15 minutes.
 //! `--keep` keeps the files of each run, so that `fusionllm simulate` of another version can predict it once more.
 //!
 //! Devices are cores of this machine, slowed down. `fusionllm profile JOB.toml` measures each kind of device before each

@@ -90,3 +90,26 @@ impl Drop for Viewer {
         self.site.viewers.send_modify(|count| *count -= 1);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression: a drawing that took long was never fresh, so the page could not be read on a busy machine.
+    #[tokio::test]
+    async fn a_drawing_is_fresh_if_it_was_begun_after_the_viewer_came() {
+        let site = Site::new();
+        let mut viewer = Viewer::new(&site);
+        let came = viewer.came;
+        viewer.came = came + Duration::from_secs(10);
+        let show = |drawn| {
+            let name = "run".to_owned();
+            site.show(Drawing { name, parts: Vec::new(), foreign: false, is_last: false, silent: None, drawn });
+        };
+        show(came);
+        assert!(tokio::time::timeout(Duration::ZERO, viewer.fresh()).await.is_err(), "ten seconds before it came");
+        viewer.came = came.checked_sub(Duration::from_secs(10)).unwrap();
+        show(came.checked_sub(Duration::from_secs(8)).unwrap());
+        assert!(tokio::time::timeout(Duration::ZERO, viewer.fresh()).await.is_ok(), "it took eight seconds");
+    }
+}

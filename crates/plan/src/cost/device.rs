@@ -54,7 +54,7 @@ pub struct Device {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<String>,
     /// Its disk.
-    #[serde(default, skip_serializing_if = "Disk::is_unknown")]
+    #[serde(default, deserialize_with = "super::disk::in_plan_file", skip_serializing_if = "Disk::is_unknown")]
     pub disk: Disk,
     /// Bytes/s between the device's memory and its host's, if the device has memory of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
