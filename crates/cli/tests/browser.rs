@@ -64,7 +64,7 @@ impl Run {
         let path = directory.path().join("run");
         let mut broker = fusionllm();
         broker.args(["broker", "--listen=127.0.0.1:0", "--dashboard=127.0.0.1:0", "--peers=3", "--steps=1000000"]);
-        let broker = broker.arg("--run-dir").arg(&path).args(TINY).spawn().unwrap();
+        let broker = broker.arg("--set=checkpoint.every=4").arg("--run-dir").arg(&path).args(TINY).spawn().unwrap();
         let mut run = Self { directory, broker, ticket: String::new(), joiners: Vec::new(), page: String::new() };
         run.page = run.written("dashboard");
         run.ticket = run.written("ticket");
@@ -107,8 +107,10 @@ impl Run {
         browser.until("the page has all parts", parts);
     }
 
-    /// Kills a peer, and waits until the page says so.
+    /// Kills a peer once the run need not begin again without it, and waits until the page says that it is lost.
     fn lose(&mut self, name: &str, browser: &Browser) {
+        let saved = "return document.getElementById('events').textContent.includes('is saved')";
+        browser.until("a checkpoint is saved", saved);
         self.joiners.iter_mut().find(|(of, _)| *of == name).unwrap().1.kill().unwrap();
         let what = "the killed peer shows as lost, which should take 5 s at most";
         browser.until(what, &format!("return {} === 'lost'", standing(name)));
