@@ -73,16 +73,15 @@ impl Compression {
     }
 
     /// The shortest step, in seconds, that a rule which knows the links can reach with one codec for all of them.
+    /// `simulator` is that of the programs, on the cluster. The programs are left with any codecs.
     pub(crate) fn shortest_step_s(
         &self,
-        programs: &[Program],
+        programs: &mut [Program],
         cluster: &Cluster,
-        optimizer: Optimizer,
+        mut simulator: Simulator<'_>,
     ) -> Result<f64, PlanError> {
-        let mut simulator = Simulator::new(programs, cluster, &SimulateOptions::new(optimizer))?;
         let ladders = self.ladders(&Traffic::new(programs));
-        let (mut programs, simulator) = (programs.to_vec(), &mut simulator);
-        let steps = Trial { programs: &mut programs, cluster, simulator, ladders }.common_steps()?;
+        let steps = Trial { programs, cluster, simulator: &mut simulator, ladders }.common_steps()?;
         Ok(steps.into_iter().fold(f64::INFINITY, f64::min))
     }
 

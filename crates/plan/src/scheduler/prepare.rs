@@ -30,12 +30,23 @@ pub struct PreparedPlan {
 /// The plan does not fit the workload, or the cluster cannot carry it out. Or the compression needs the links' rates,
 /// and the cluster is unknown.
 pub fn prepare(
-    mut plan: Plan,
+    plan: Plan,
     workload: Workload<'_>,
     cluster: Option<&Cluster>,
     compression: Compression,
     optimizer: Optimizer,
 ) -> Result<PreparedPlan, PlanError> {
+    Ok(with_simulator(plan, workload, cluster, compression, optimizer)?.0)
+}
+
+/// See [`prepare`]. The simulator is that of the plan, if the cluster is known.
+pub(super) fn with_simulator<'c>(
+    mut plan: Plan,
+    workload: Workload<'_>,
+    cluster: Option<&'c Cluster>,
+    compression: Compression,
+    optimizer: Optimizer,
+) -> Result<(PreparedPlan, Option<Simulator<'c>>), PlanError> {
     if compression.compressor != Compressor::None {
         plan.compression = compression;
         plan.codecs.clear();
@@ -44,14 +55,14 @@ pub fn prepare(
     with_codecs(plan, programs, cluster, compression, optimizer)
 }
 
-/// See [`prepare`]. `programs` are those of the plan, or of a plan that differs in its codecs.
+/// See [`with_simulator`]. `programs` are those of the plan, or of a plan that differs in its codecs.
 pub(super) fn with_codecs(
     mut plan: Plan,
     mut programs: Vec<Program>,
     cluster: Option<&Cluster>,
     compression: Compression,
     optimizer: Optimizer,
-) -> Result<PreparedPlan, PlanError> {
+) -> Result<(PreparedPlan, Option<Simulator<'_>>), PlanError> {
     let simulator = |cluster| Simulator::new(&programs, cluster, &SimulateOptions::new(optimizer));
     let mut simulator = cluster.map(simulator).transpose()?;
     if compression.compressor != Compressor::None {
@@ -60,6 +71,6 @@ pub(super) fn with_codecs(
         assign(&mut programs, &plan.codecs);
         simulator.iter_mut().try_for_each(|s| s.set_codecs(&programs))?;
     }
-    let simulation = simulator.map(|s| s.run(false)).transpose()?;
-    Ok(PreparedPlan { plan, programs, simulation })
+    let simulation = simulator.as_ref().map(|s| s.run(false)).transpose()?;
+    Ok((PreparedPlan { plan, programs, simulation }, simulator))
 }

@@ -45,7 +45,7 @@ impl Scheduled {
         let masks_alike = plan.compression.compressor.shares_masks() == compression.compressor.shares_masks();
         let (plan, cluster) = (plan.clone(), Some(&*cluster));
         let PreparedPlan { plan, programs, simulation } = match masks_alike {
-            true => with_codecs(plan, std::mem::take(programs), cluster, compression, optimizer)?,
+            true => with_codecs(plan, std::mem::take(programs), cluster, compression, optimizer)?.0,
             false => prepare(plan, workload, cluster, compression, optimizer)?,
         };
         (self.plan, self.programs) = (plan, programs);

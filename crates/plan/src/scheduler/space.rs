@@ -9,11 +9,11 @@ use fusionllm_program::PeerId;
 use super::atoms::ModelChain;
 use super::misfit::misfit;
 use super::options::{PlanOptions, Scheduler, Workload};
-use super::prepare::{PreparedPlan, prepare};
+use super::prepare::{PreparedPlan, with_simulator};
 use super::scheduled::Scheduled;
 use super::units::{DeviceLinks, SEARCHED_UNITS};
 use super::unused::{unused_alone, unused_together};
-use crate::codecs::Compression;
+use crate::codecs::{Compression, assign};
 use crate::cost::{Cluster, classes};
 use crate::error::PlanError;
 use crate::plan::Plan;
@@ -22,7 +22,7 @@ use crate::search::{
     MAX_CUT_POSITIONS, MAX_THOROUGH_UNITS, MAX_UNITS, Problem, ScoredPlan, SearchDepth, StageRange, equal_compute,
     equal_number, exact, lower_bound, op_fence, polish, search, typical_message_bytes,
 };
-use crate::simulate::STEADY_TOLERANCE;
+use crate::simulate::{STEADY_TOLERANCE, SimulateOptions, Simulator};
 
 /// Most positions for cuts in the first search.
 const MAX_COARSE_CUTS: usize = 159;
@@ -255,13 +255,13 @@ impl<'a> SearchSpace<'a> {
         let plan = self.whole_plan(choice, &used, options);
         let adapts = options.compression.looks_for_need();
         let rule = self.rule.filter(|_| !adapts).unwrap_or_default();
-        let PreparedPlan { plan, programs, simulation } =
-            prepare(plan, workload, Some(&cluster), rule, options.optimizer)?;
+        let (PreparedPlan { plan, programs, simulation }, simulator) =
+            with_simulator(plan, workload, Some(&cluster), rule, options.optimizer)?;
         let simulation = simulation.ok_or_else(|| PlanError::Plan("the plan was not simulated".into()))?;
         let mut scheduled = Scheduled {
             plan,
             devices,
-            cluster,
+            cluster: cluster.clone(),
             workload: choice.workload,
             programs,
             simulation,
@@ -275,7 +275,16 @@ impl<'a> SearchSpace<'a> {
         let needs = scheduled.simulation.peers.iter().zip(scheduled.cluster.devices());
         let headroom = needs.map(|(p, d)| d.memory as f64 / p.peak_bytes.max(1) as f64).fold(f64::INFINITY, f64::min);
         let step_s = match adapts {
-            true => options.compression.shortest_step_s(&scheduled.programs, &scheduled.cluster, options.optimizer)?,
+            true => {
+                let programs = &mut scheduled.programs;
+                let simulator = match simulator.filter(|_| scheduled.plan.offload.is_empty()) {
+                    Some(simulator) => simulator,
+                    None => Simulator::new(programs, &cluster, &SimulateOptions::new(options.optimizer))?,
+                };
+                let step_s = options.compression.shortest_step_s(programs, &cluster, simulator)?;
+                assign(programs, &scheduled.plan.codecs);
+                step_s
+            }
             false => scheduled.simulation.step_s,
         };
         Ok(Judged { headroom, step_s, scheduled })

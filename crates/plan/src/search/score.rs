@@ -130,10 +130,10 @@ struct StageFlow {
 
 /// Seconds per micro-batch at a station, and once per step after the last micro-batch.
 #[derive(Clone, Copy, Default)]
-struct StationLoad {
-    forward: f64,
-    backward: f64,
-    after: f64,
+pub(super) struct StationLoad {
+    pub(super) forward: f64,
+    pub(super) backward: f64,
+    pub(super) after: f64,
 }
 
 /// The link between two units, in one direction.
@@ -144,20 +144,26 @@ struct LinkLoad {
 }
 
 /// The stations with the most load.
-struct Limits {
+pub(super) struct Limits {
     /// Whether forward and backward do not overlap, as with GPipe.
     phased: bool,
     /// Micro-batches less one.
     more: f64,
     /// The longest forward phase, if the schedule is phased.
-    forward: f64,
+    pub(super) forward: f64,
     /// The longest of the rest, with what follows it.
-    rest: f64,
+    pub(super) rest: f64,
     who: Bottleneck,
 }
 
 impl Limits {
-    fn station(&mut self, who: Bottleneck, load: StationLoad) {
+    /// No load. `who` is named until some station has load.
+    pub(super) fn new(problem: &Problem, schedule: Schedule, who: Bottleneck) -> Self {
+        let more = f64::from(problem.micro_batches) - 1.0;
+        Self { phased: schedule == Schedule::GPipe, more, forward: 0.0, rest: 0.0, who }
+    }
+
+    pub(super) fn station(&mut self, who: Bottleneck, load: StationLoad) {
         let rest = if self.phased {
             self.forward = self.forward.max(self.more * load.forward);
             self.more * load.backward + load.after
@@ -192,13 +198,7 @@ impl<'a> Evaluation<'a> {
             repeats: (0..stages.len()).any(|s| stages[..s].iter().any(|g| g.unit == stages[s].unit)),
             flows: flows(problem, stages),
             processors: vec![StationLoad::default(); problem.machines.processor_count],
-            limits: Limits {
-                phased: schedule == Schedule::GPipe,
-                more: f64::from(problem.micro_batches) - 1.0,
-                forward: 0.0,
-                rest: 0.0,
-                who: Bottleneck::Unit(stages[0].unit),
-            },
+            limits: Limits::new(problem, schedule, Bottleneck::Unit(stages[0].unit)),
             excess: 0.0,
         }
     }

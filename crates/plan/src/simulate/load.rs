@@ -31,8 +31,6 @@ pub(super) struct Load {
     /// The steps of each peer.
     pub(super) steps: Vec<Vec<Step>>,
     pub(super) messages: Vec<Message>,
-    /// The numbers of messages, by receiver and tensor.
-    pub(super) index: HashMap<(PeerId, Address), u32>,
     pub(super) channels: Vec<Channel>,
     /// The lines that channels take.
     pub(super) lines: Vec<(Line, Link)>,
@@ -45,6 +43,17 @@ pub(super) struct Load {
     /// By peer: seconds that the verdict takes from the broker.
     pub(super) from_broker: Vec<f64>,
     pub(super) micro_batches: u32,
+    /// In the order of the gradients in their Programs.
+    pub(super) masks: Vec<Mask>,
+}
+
+/// The places of an activation that are kept until a gradient goes back.
+pub(super) struct Mask {
+    /// The activation's message.
+    there: u32,
+    /// The gradient's message.
+    back: u32,
+    bytes: u64,
 }
 
 impl Load {
@@ -66,7 +75,8 @@ impl Load {
         let votes = |steps: &Vec<Step>| steps.iter().any(|s| matches!(s, Step::Clip));
         let voters = (0..).zip(&steps).filter(|(_, s)| votes(s)).map(|(p, _)| p).collect();
         let micro_batches = programs.first().map_or(1, |p| p.micro_batches);
-        let Messages { all: messages, index } = messages;
+        let masks = masks(programs, &messages)?;
+        let messages = messages.all;
         let from_the_broker = |m: &u32| messages[*m as usize].from == PeerId::BROKER;
         let mut inputs: Vec<u32> = (0..messages.len() as u32).filter(from_the_broker).collect();
         // The broker sends inputs micro-batch by micro-batch.
@@ -76,54 +86,30 @@ impl Load {
         });
         let (channels, lines) = routes.finish();
         let mut load =
-            Self { steps, messages, index, channels, lines, inputs, voters, to_broker, from_broker, micro_batches };
+            Self { steps, messages, channels, lines, inputs, voters, to_broker, from_broker, micro_batches, masks };
         load.code(programs, cluster)?;
         Ok(load)
     }
 
     /// Sets what depends on the programs' codecs.
     pub(super) fn code(&mut self, programs: &[Program], cluster: &Cluster) -> Result<(), PlanError> {
-        // The messages of all micro-batches are alike.
-        let mut known: HashMap<(PeerId, PeerId, ValueId), Coded> = HashMap::new();
+        let mut known: Vec<Option<Coded>> = vec![None; self.messages.len()];
         for m in &mut self.messages {
-            let same = (m.from, m.to, m.tensor.value());
-            let coded = match known.get(&same).filter(|_| m.tensor.micro_batch().is_some()) {
-                Some(coded) => *coded,
-                None => {
-                    let coded = coded(m, programs, cluster)?;
-                    known.insert(same, coded);
-                    coded
-                }
+            let known = &mut known[m.like as usize];
+            let coded = match *known {
+                Some(coded) => coded,
+                None => *known.insert(coded(m, programs, cluster)?),
             };
             (m.payload, m.bytes) = (coded.payload, message_bytes(coded.payload));
             (m.encode, m.decode, m.lost) = (coded.encode, coded.decode, coded.lost);
+            (m.sparse, m.mask, m.given_up) = (coded.sparse, 0, 0);
         }
-        self.count_masks(programs)
-    }
-
-    /// Counts the masks that are kept until the gradients go back.
-    fn count_masks(&mut self, programs: &[Program]) -> Result<(), PlanError> {
-        self.messages.iter_mut().for_each(|m| (m.mask, m.given_up) = (0, 0));
-        for p in programs.iter().filter(|p| !p.masks.is_empty()) {
-            for (gradient, to) in p.sends() {
-                let Some((of, micro_batch)) = p.masks.get(&(gradient.value(), to)).zip(gradient.micro_batch()) else {
-                    continue;
-                };
-                let sender = programs.get(to.0 as usize);
-                let Some(Codec::TopK(_)) = sender.and_then(|s| s.codecs.get(&p.peer)) else { continue };
-                for value in of {
-                    let activation = Address::Value { value: *value, micro_batch };
-                    let top_k = sender.is_some_and(|s| matches!(s.codec(activation, p.peer), Codec::TopK(_)));
-                    let ends = [(p.peer, activation), (to, gradient)].map(|end| self.index.get(&end).copied());
-                    let ([Some(there), Some(back)], true) = (ends, top_k) else { continue };
-                    let bytes = value_type(p, *value)?.numel().div_ceil(64) as u64 * 8;
-                    // The first gradient in the program's order stands for all.
-                    let there = &mut self.messages[there as usize];
-                    if there.mask == 0 {
-                        there.mask = bytes;
-                        self.messages[back as usize].given_up += bytes;
-                    }
-                }
+        for &Mask { there, back, bytes } in &self.masks {
+            let there = &mut self.messages[there as usize];
+            // The first gradient in the program's order stands for all.
+            if there.sparse && there.mask == 0 {
+                there.mask = bytes;
+                self.messages[back as usize].given_up += bytes;
             }
         }
         Ok(())
@@ -133,21 +119,49 @@ impl Load {
 /// All messages. Their sizes and codecs follow later.
 fn messages(programs: &[Program], routes: &mut Routes<'_>) -> Result<Messages, PlanError> {
     let mut messages = Messages { all: Vec::new(), index: HashMap::new() };
+    // The messages of all micro-batches are alike.
+    let mut first: HashMap<(PeerId, PeerId, ValueId), u32> = HashMap::new();
     for p in programs {
         for (tensor, from) in p.receives() {
             let channel = routes.channel(from, p.peer)?;
             let id = messages.all.len() as u32;
-            messages.all.push(Message::new(from, p.peer, tensor, channel));
+            let like = match tensor.micro_batch() {
+                Some(_) => *first.entry((from, p.peer, tensor.value())).or_insert(id),
+                None => id,
+            };
+            messages.all.push(Message::new((from, p.peer), tensor, channel, like));
             messages.index.insert((p.peer, tensor), id);
         }
     }
     Ok(messages)
 }
 
+/// The masks that are kept if top-k sends the activations.
+fn masks(programs: &[Program], messages: &Messages) -> Result<Vec<Mask>, PlanError> {
+    let mut masks = Vec::new();
+    for p in programs.iter().filter(|p| !p.masks.is_empty()) {
+        for (gradient, to) in p.sends() {
+            let Some((of, micro_batch)) = p.masks.get(&(gradient.value(), to)).zip(gradient.micro_batch()) else {
+                continue;
+            };
+            for value in of {
+                let activation = Address::Value { value: *value, micro_batch };
+                let ends = [(p.peer, activation), (to, gradient)].map(|(to, tensor)| messages.find(to, tensor));
+                if let [Some((there, _)), Some((back, _))] = ends {
+                    let bytes = value_type(p, *value)?.numel().div_ceil(64) as u64 * 8;
+                    masks.push(Mask { there, back, bytes });
+                }
+            }
+        }
+    }
+    Ok(masks)
+}
+
 /// The part of a message that follows from its codec.
 #[derive(Debug, Clone, Copy)]
 struct Coded {
     payload: u64,
+    sparse: bool,
     encode: f64,
     decode: f64,
     lost: [f64; 2],
@@ -169,7 +183,14 @@ fn coded(m: &Message, programs: &[Program], cluster: &Cluster) -> Result<Coded, 
     };
     let bytes = message_bytes(payload);
     let lost = [m.from, m.to].map(|end| device(end).map_or(0.0, |device| device.traffic_seconds(bytes)));
-    Ok(Coded { payload, encode: takes(m.from, CodecStep::Encode), decode: takes(m.to, CodecStep::Decode), lost })
+    let sparse = matches!(codec, Codec::TopK(_));
+    Ok(Coded {
+        payload,
+        sparse,
+        encode: takes(m.from, CodecStep::Encode),
+        decode: takes(m.to, CodecStep::Decode),
+        lost,
+    })
 }
 
 fn no_link(cluster: &Cluster, from: PeerId, to: PeerId) -> PlanError {

@@ -17,12 +17,16 @@ pub(super) struct Message {
     /// Bytes on the wire.
     pub(super) bytes: f64,
     pub(super) channel: u32,
+    /// The first message that differs in its micro-batch alone, which may be this one.
+    pub(super) like: u32,
     /// Seconds of the sender's codec thread.
     pub(super) encode: f64,
     /// Seconds of the receiver's codec thread.
     pub(super) decode: f64,
     /// Seconds of computing that the sender and the receiver lose to the message.
     pub(super) lost: [f64; 2],
+    /// Whether top-k sends it.
+    pub(super) sparse: bool,
     /// Bytes of the places that top-k sends. Both ends keep them until the gradient goes back.
     pub(super) mask: u64,
     /// Bytes of the masks that both ends give up with this gradient.
@@ -31,9 +35,10 @@ pub(super) struct Message {
 
 impl Message {
     /// A message whose size and codec are not known yet.
-    pub(super) fn new(from: PeerId, to: PeerId, tensor: Address, channel: u32) -> Self {
+    pub(super) fn new((from, to): (PeerId, PeerId), tensor: Address, channel: u32, like: u32) -> Self {
         let (payload, bytes, encode, decode, lost) = (0, 0.0, 0.0, 0.0, [0.0; 2]);
-        Self { from, to, tensor, payload, bytes, channel, encode, decode, lost, mask: 0, given_up: 0 }
+        let (sparse, mask, given_up) = (false, 0, 0);
+        Self { from, to, tensor, payload, bytes, channel, like, encode, decode, lost, sparse, mask, given_up }
     }
 }
 

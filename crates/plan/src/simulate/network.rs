@@ -269,12 +269,13 @@ mod tests {
             })
             .collect();
         let tensor = Address::Held { value: fusionllm_graph::ValueId(0) };
-        let message = |channel| Message { bytes: 1e6, ..Message::new(PeerId(0), PeerId(1), tensor, channel) };
+        let message =
+            |channel| Message { bytes: 1e6, ..Message::new((PeerId(0), PeerId(1)), tensor, channel, channel) };
         let messages = (0..channels.len() as u32).map(message).collect();
         Load {
             steps: Vec::new(),
             messages,
-            index: foldhash::HashMap::default(),
+            masks: Vec::new(),
             channels,
             lines,
             inputs: Vec::new(),

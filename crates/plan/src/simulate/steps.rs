@@ -7,7 +7,7 @@ use foldhash::{HashMap, HashMapExt, HashSet, HashSetExt};
 use fusionllm_graph::{NodeId, ValueId};
 use fusionllm_program::{Access, Address, Instruction, Medium, Memory, PeerId, Program, ProgramError};
 
-use super::activities::activities;
+use super::activities::Activities;
 use super::messages::{Messages, value_type};
 use super::stretches::Stretches;
 use super::{Activity, SimulateOptions};
@@ -53,6 +53,8 @@ pub(super) struct Written {
     held: u64,
     /// By how many bytes it changes what is held.
     change: i64,
+    /// Whether backward has begun after it.
+    backward: bool,
 }
 
 pub(super) struct Writer<'a> {
@@ -121,15 +123,16 @@ impl<'a> Writer<'a> {
     }
 
     pub(super) fn steps_of(mut self, mut stretches: Stretches<'_, Written>) -> Result<Vec<Step>, PlanError> {
-        let activities = activities(self.program);
+        let mut activities = Activities::new(self.program);
         let mut at = 0;
         while at < self.program.instructions.len() {
             let range = stretches.starting_at(at);
             at = range.end;
             if let Some((micro_batch, written)) = stretches.repeated(&range) {
+                activities.set_begun(micro_batch, written.backward);
                 self.repeat(range, micro_batch, written)?;
             } else {
-                let written = self.write(range.clone(), &activities)?;
+                let written = self.write(range.clone(), &mut activities)?;
                 stretches.remember(range, written);
             }
         }
@@ -179,11 +182,7 @@ impl<'a> Writer<'a> {
     }
 
     /// Writes the steps of a stretch. Returns them if a later micro-batch can repeat them.
-    fn write(
-        &mut self,
-        range: Range<usize>,
-        activities: &[(Activity, Option<u32>)],
-    ) -> Result<Option<Written>, PlanError> {
+    fn write(&mut self, range: Range<usize>, activities: &mut Activities) -> Result<Option<Written>, PlanError> {
         let micro_batch = self.program.instructions[range.start].micro_batch();
         micro_batch.into_iter().for_each(|micro_batch| self.catch_up(micro_batch));
         let (first, held, sums) = (self.out.len(), self.held(self.memory.live()), self.sums.len());
@@ -191,12 +190,14 @@ impl<'a> Writer<'a> {
         let joins = matches!(self.out.last(), Some(Step::Compute { micro_batch: m, .. }) if *m == micro_batch);
         let mut places = Vec::new();
         for at in range.clone() {
-            self.instruction(at, activities[at])?;
+            let activity = activities.of(&self.program.instructions[at]);
+            self.instruction(at, activity)?;
             places.resize(self.out.len() - first, at - range.start);
         }
         let change = self.held(self.memory.live()).cast_signed() - held.cast_signed();
+        let backward = micro_batch.is_some_and(|micro_batch| activities.has_begun(micro_batch));
         let steps = || self.out[first..].iter().copied().zip(places).collect();
-        Ok((!joins && self.sums.len() == sums).then(|| Written { steps: steps(), held, change }))
+        Ok((!joins && self.sums.len() == sums).then(|| Written { steps: steps(), held, change, backward }))
     }
 
     fn instruction(&mut self, at: usize, (activity, micro_batch): (Activity, Option<u32>)) -> Result<(), PlanError> {

@@ -4,6 +4,7 @@ mod stage;
 mod state;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use stage::{LineLoad, Stage, UnitUse};
 use state::State;
@@ -202,10 +203,14 @@ impl<'a> Search<'a> {
             return;
         }
         let unit_use = if again { UnitUse::Again } else { UnitUse::First };
-        for lo in 0..state.lo {
+        let hi = state.lo;
+        for lo in 0..hi {
             let complete = lo == 0;
             // A unit that comes again takes the first stage. A closed plan is complete only then.
             if again != complete && (again || shape == Shape::Closed) {
+                continue;
+            }
+            if labels.iter().all(|label| self.total_with(label, unit, lo..hi) >= self.below) {
                 continue;
             }
             let Some(stage) = Stage::new(problem, self.schedule, state, unit, lo, count, unit_use) else { continue };
@@ -213,9 +218,13 @@ impl<'a> Search<'a> {
             let last = (shape == Shape::Closed).then(|| stage.last(state, unit, lo));
             let state = State { lo, used: state.used | 1 << unit, first: unit, open, last };
             let remaining = if complete { Remaining::default() } else { self.remaining(&state, count) };
-            let range = StageRange { unit, lo, hi: stage.hi };
+            let range = StageRange { unit, lo, hi };
             for label in labels {
-                let new = self.extend(label, &stage, count, complete);
+                let mut new = self.extend(label, &stage, count, complete);
+                if self.total(&new, &remaining) >= self.below {
+                    continue;
+                }
+                self.add_lines(&mut new, label, &stage);
                 if self.total(&new, &remaining) >= self.below {
                     continue;
                 }
@@ -296,6 +305,18 @@ impl<'a> Search<'a> {
         pipeline + label.reductions + remaining.reductions + label.forward.max(remaining.forward) + rest
     }
 
+    /// The least cost of a plan with this end and one more stage before it. It is quickly found, since it counts no
+    /// messages.
+    fn total_with(&self, label: &Label, unit: u32, atoms: Range<u32>) -> f64 {
+        let (u, lo, hi) = (unit as usize, atoms.start as usize, atoms.end as usize);
+        let [forward, backward] = self.problem.compute(u, lo, hi);
+        let delayed = self.problem.delayed(self.schedule, u, lo, hi);
+        let pipeline = label.pipeline + forward + backward - delayed + self.least[lo].pipeline;
+        let phased = self.schedule == Schedule::GPipe;
+        let [forward, rest] = if phased { [forward, backward] } else { [0.0, forward + backward] };
+        pipeline + label.reductions + label.forward.max(self.more * forward) + label.rest.max(self.more * rest)
+    }
+
     /// Keeps a whole plan if it is the best so far.
     fn finish(&mut self, first: LinkedStage) {
         let mut stages = vec![first.range];
@@ -313,24 +334,27 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// A label with one more stage before it.
+    /// A label with one more stage before it, without the load of lines.
     fn extend(&self, label: &Label, stage: &Stage, count: u32, complete: bool) -> Label {
-        let mut new = label.clone();
-        new.pipeline += stage.pipeline;
-        new.reductions += stage.reductions;
-        let phased = self.schedule == Schedule::GPipe;
-        for station in &stage.stations {
-            if phased {
-                new.forward = new.forward.max(self.more * station.forward);
-                new.rest = new.rest.max(self.more * station.backward + station.after);
-            } else {
-                new.rest = new.rest.max(self.more * (station.forward + station.backward) + station.after);
-            }
-        }
-        new.rest = new.rest.max(self.round_trip_rest(new.pipeline + stage.delayed, count));
+        let mut pipeline = label.pipeline + stage.pipeline;
+        let round_trip = self.round_trip_rest(pipeline + stage.delayed, count);
         if complete {
-            new.pipeline += stage.delayed;
+            pipeline += stage.delayed;
         }
+        Label {
+            pipeline,
+            reductions: label.reductions + stage.reductions,
+            forward: label.forward.max(stage.limits.forward),
+            rest: label.rest.max(stage.limits.rest).max(round_trip),
+            lines: Vec::new(),
+            stage: label.stage,
+        }
+    }
+
+    /// Adds the load of lines to what [`Self::extend`] made of a label.
+    fn add_lines(&self, new: &mut Label, label: &Label, stage: &Stage) {
+        let phased = self.schedule == Schedule::GPipe;
+        new.lines.clone_from(&label.lines);
         for (sum, add) in new.lines.iter_mut().zip(&stage.lines) {
             sum.forward += add.forward;
             sum.backward += add.backward;
@@ -341,6 +365,5 @@ impl<'a> Search<'a> {
                 new.rest = new.rest.max(self.more * (sum.forward + sum.backward));
             }
         }
-        new
     }
 }

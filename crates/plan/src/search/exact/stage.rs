@@ -1,16 +1,12 @@
 //! One more stage before a plan's end, and the time and traffic that it adds.
 
+use std::ops::Range;
+
 use super::super::problem::Problem;
 use super::super::round_trip::RoundTrip;
+use super::super::score::{Bottleneck, Limits, StationLoad};
 use super::state::{LastStage, LastTraffic, State};
 use crate::schedule::Schedule;
-
-/// Seconds per micro-batch at a machine or a link, and once per step after the last micro-batch.
-pub(super) struct StationLoad {
-    pub(super) forward: f64,
-    pub(super) backward: f64,
-    pub(super) after: f64,
-}
 
 /// Seconds per micro-batch of a shared line.
 #[derive(Debug, Clone, Copy, Default)]
@@ -21,14 +17,14 @@ pub(super) struct LineLoad {
 
 /// One more stage before a state. It adds the same to all ends with that state.
 pub(super) struct Stage {
-    pub(super) hi: u32,
     /// Seconds that the stage adds to the pipeline.
     pub(super) pipeline: f64,
     /// See [`Problem::delayed`].
     pub(super) delayed: f64,
     /// Seconds of reductions.
     pub(super) reductions: f64,
-    pub(super) stations: Vec<StationLoad>,
+    /// Those of its machine and its links.
+    pub(super) limits: Limits,
     /// The load of each shared line.
     pub(super) lines: Vec<LineLoad>,
     traffic: Traffic,
@@ -67,28 +63,35 @@ impl Stage {
         let [forward, backward] = problem.compute(u, a, b);
         let delayed = problem.delayed(schedule, u, a, b);
         let machine = machine(problem, trip, unit, a..b, count, last)?;
+        let after = machine.after;
+        let mut limits = Limits::new(problem, schedule, Bottleneck::Unit(unit));
+        limits.station(Bottleneck::Unit(unit), machine);
         let mut stage = Self {
-            hi: state.lo,
             pipeline: forward + backward - delayed,
             delayed,
             reductions: 0.0,
-            stations: vec![machine],
+            limits,
             lines: vec![LineLoad::default(); problem.machines.line_count],
             traffic: Traffic::new(problem, state, unit, lo),
         };
-        stage.add_links(problem, u, last);
-        stage.add_inputs(problem, u, lo..state.lo, last);
+        let has_links = stage.add_links(problem, u, last) && stage.add_inputs(problem, u, lo..state.lo, last);
         stage.reductions = owned_reductions(problem, state, unit, lo);
-        let finite = |s: &StationLoad| (s.forward + s.backward + s.after).is_finite();
-        let reachable = (stage.pipeline + stage.reductions).is_finite() && stage.stations.iter().all(finite);
-        reachable.then_some(stage)
+        (has_links && (stage.pipeline + stage.reductions + after).is_finite()).then_some(stage)
     }
 
-    fn add_links(&mut self, problem: &Problem, u: usize, last: Option<&LastStage>) {
+    /// Returns whether every message has a link.
+    fn add_links(&mut self, problem: &Problem, u: usize, last: Option<&LastStage>) -> bool {
         let machines = &problem.machines;
         let (mut there, mut back) = (0.0_f64, 0.0_f64);
+        let mut has_links = true;
         for v in 0..machines.units.len() {
             let (down, up) = (self.traffic.down[v], self.traffic.up[v]);
+            // The links of a unit that comes again also carry the last stage's traffic.
+            let LastTraffic { received, sent } = last.map_or(LastTraffic::default(), |l| l.traffic[v]);
+            let (received, sent) = (f64::from_bits(received), f64::from_bits(sent));
+            if down + up + received + sent == 0.0 {
+                continue;
+            }
             there = there.max(machines.link(u, v).seconds(down));
             back = back.max(machines.link(v, u).seconds(up));
             for share in machines.lines(u, v) {
@@ -97,28 +100,33 @@ impl Stage {
             for share in machines.lines(v, u) {
                 self.lines[share.line as usize].backward += up * share.per_byte;
             }
-            // The links of a unit that comes again also carry the last stage's traffic.
-            let LastTraffic { received, sent } = last.map_or(LastTraffic::default(), |l| l.traffic[v]);
-            let (received, sent) = (f64::from_bits(received), f64::from_bits(sent));
-            let load = |forward, backward| StationLoad { forward, backward, after: 0.0 };
-            self.stations.push(load(problem.busy(u, v, down), problem.busy(u, v, sent)));
-            self.stations.push(load(problem.busy(v, u, received), problem.busy(v, u, up)));
+            for (from, to, forward, backward) in [(u, v, down, sent), (v, u, received, up)] {
+                let (forward, backward) = (problem.busy(from, to, forward), problem.busy(from, to, backward));
+                has_links &= (forward + backward).is_finite();
+                let load = StationLoad { forward, backward, after: 0.0 };
+                self.limits.station(Bottleneck::Link(from as u32, to as u32), load);
+            }
         }
         self.pipeline += there + back;
+        has_links
     }
 
-    fn add_inputs(&mut self, problem: &Problem, u: usize, atoms: std::ops::Range<u32>, last: Option<&LastStage>) {
-        let read = |atoms: std::ops::Range<u32>| -> f64 {
+    /// Returns whether the broker has a link to the unit, if that reads inputs.
+    fn add_inputs(&mut self, problem: &Problem, u: usize, atoms: Range<u32>, last: Option<&LastStage>) -> bool {
+        let read = |atoms: Range<u32>| -> f64 {
             let inputs = problem.chain.inputs.iter().filter(|i| i.is_read_by(atoms.clone()));
             inputs.map(|i| i.bytes).sum()
         };
         let here = read(atoms);
         let all = here + last.map_or(0.0, |l| read(l.lo..problem.chain.atoms as u32));
         let broker = problem.machines.broker();
-        self.stations.push(StationLoad { forward: problem.busy(broker, u, all), backward: 0.0, after: 0.0 });
+        let forward = problem.busy(broker, u, all);
+        let load = StationLoad { forward, ..StationLoad::default() };
+        self.limits.station(Bottleneck::Link(broker as u32, u as u32), load);
         for share in problem.machines.lines(broker, u) {
             self.lines[share.line as usize].forward += here * share.per_byte;
         }
+        forward.is_finite()
     }
 
     /// The last stage as the state before this stage has it, with its traffic to and from this stage. This stage
@@ -142,7 +150,7 @@ fn machine(
     problem: &Problem,
     trip: RoundTrip,
     unit: u32,
-    atoms: std::ops::Range<usize>,
+    atoms: Range<usize>,
     count: u32,
     last: Option<&LastStage>,
 ) -> Option<StationLoad> {
