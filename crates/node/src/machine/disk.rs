@@ -90,23 +90,26 @@ const PROBES: usize = 12;
 /// holds recent files in memory, as it does for a run that leaves it room.
 pub(crate) fn rates() -> Option<Disk> {
     let file = tempfile::tempfile_in(directory()).ok()?;
-    let probe = |place: usize| {
-        let (bytes, offset) = (vec![1; PROBE_BYTES], (place * PROBE_BYTES) as u64);
-        let started = Instant::now();
-        write_at(&file, &bytes, offset).ok()?;
-        let written = started.elapsed();
-        read_at(&file, PROBE_BYTES, offset).ok()?;
-        Some((written.as_secs_f64(), (started.elapsed() - written).as_secs_f64()))
-    };
-    // A run writes to the same places in every step.
-    (0..PROBES).try_for_each(|place| probe(place).map(|_| ()))?;
-    let (writing, reading): (Vec<f64>, Vec<f64>) =
-        (0..PROBES).map(probe).collect::<Option<Vec<_>>>()?.into_iter().unzip();
-    let rate = |mut seconds: Vec<f64>| {
+    let places = || (0..PROBES).map(|place| (place * PROBE_BYTES) as u64);
+    let rate = |probe: &dyn Fn(u64) -> io::Result<f64>| {
+        let mut seconds = places().map(probe).collect::<io::Result<Vec<_>>>().ok()?;
         seconds.sort_by(f64::total_cmp);
-        PROBE_BYTES as f64 / seconds[PROBES / 2].max(1e-7)
+        Some(PROBE_BYTES as f64 / seconds[PROBES / 2].max(1e-7))
     };
-    Some(Disk { read: rate(reading), write: rate(writing) })
+    let writing = |place| {
+        let bytes = vec![1; PROBE_BYTES];
+        let started = Instant::now();
+        write_at(&file, &bytes, place)?;
+        Ok(started.elapsed().as_secs_f64())
+    };
+    let reading = |place| {
+        let started = Instant::now();
+        read_at(&file, PROBE_BYTES, place)?;
+        Ok(started.elapsed().as_secs_f64())
+    };
+    // A run writes to the same places in every step, and reads none of them soon after.
+    rate(&writing)?;
+    Some(Disk { write: rate(&writing)?, read: rate(&reading)? })
 }
 
 #[cfg(test)]
