@@ -20,18 +20,18 @@ pub(crate) fn keep_freed_memory() {
 }
 
 /// Lets the allocator return freed memory at once. A broker calls this, since it reads a whole model in pieces and needs
-/// none of them again.
+/// none of them again, and so does a joiner whose memory is short.
 pub(crate) fn return_freed_memory() {
     // SAFETY: as above.
     unsafe { libmimalloc_sys::mi_option_set(PURGE_DELAY, 0) };
     tracing::info!("freed memory returns to the system at once");
 }
 
-/// Lets the allocator keep what tensors leave free as long as that and all that is in use fit into so many bytes. A peer
-/// whose memory is short calls this. Without kept memory, new pages took up to half of the time of a step. With the
-/// allocator's own delay of 1 ms, resident memory was a quarter above the limit.
+/// Keeps what tensors leave free as long as that and all that is in use fit into so many bytes. A joiner calls this before
+/// it measures its machine, so that tensors find what the measurement leaves free. Without kept memory, new pages took up
+/// to half of the time of a step where memory is short. With the allocator's own delay of 1 ms, resident memory was a
+/// quarter above the limit.
 pub(crate) fn keep_freed_tensors(room: u64) {
-    return_freed_memory();
     keep_up_to(room);
 }
 

@@ -8,10 +8,12 @@ use fusionllm_graph::Advice;
 use fusionllm_graph::units::{counted, seconds};
 use fusionllm_node::{JoinEvent, JoinObserver, JoinOptions, NodeError, PartEnd, Participation, Ticket};
 use fusionllm_plan::Device;
+use fusionllm_workbench::machine::memory;
 use fusionllm_workspace::config::load_profile;
 use serde_json::json;
 use tokio::task::JoinSet;
 
+use crate::allocator;
 use crate::args::JoinArgs;
 use crate::backend::open_backend;
 use crate::devices;
@@ -36,6 +38,9 @@ pub(crate) fn join(args: JoinArgs, json: bool) -> Result<(), Failure> {
     if args.child || args.tethered {
         // A broker that has ended takes no share.
         fusionllm_node::tether(args.child);
+    }
+    if let Some(room) = args.memory.or_else(memory::for_tensors) {
+        allocator::keep_freed_tensors(room);
     }
     let mut names = args.backend.clone();
     names.extend(args.worker.iter().map(|command| worker_name(command)));
@@ -176,7 +181,10 @@ fn observer(name: Option<String>) -> JoinObserver {
             JoinEvent::CopiesInMemory { reason } => no_room.call_once(|| {
                 say(format!("copies for other machines take memory, as the disk has no room for them: {reason}"));
             }),
-            JoinEvent::MemoryShort { room } => crate::allocator::keep_freed_tensors(room),
+            JoinEvent::MemoryShort { room } => {
+                allocator::return_freed_memory();
+                allocator::keep_freed_tensors(room);
+            }
             JoinEvent::Leaving => on_leaving(),
             _ => {}
         }

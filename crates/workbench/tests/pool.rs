@@ -1,4 +1,5 @@
 //! Kept blocks are reused, never shared, and never more than there is room for.
+#![cfg(unix)]
 #![allow(clippy::unwrap_used)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
