@@ -57,8 +57,13 @@ fn main() -> Outcome<()> {
         Some(file) if file.exists() => read_results(file)?,
         _ => Vec::new(),
     };
+    let chosen = || TESTBEDS.iter().filter(|t| t.name.contains(&options.only));
+    if chosen().next().is_none() {
+        let names = TESTBEDS.iter().map(|t| t.name).collect::<Vec<_>>().join("\n  ");
+        return Err(format!("no testbed's name contains {:?}; these are the names:\n  {names}", options.only).into());
+    }
     for repeat in 0..options.repeats {
-        for testbed in TESTBEDS.iter().filter(|t| t.name.contains(&options.only)) {
+        for testbed in chosen() {
             if let Some(keep) = &options.keep {
                 bench.directory = keep.join(testbed.name.replace(' ', "-")).join(repeat.to_string());
                 std::fs::create_dir_all(&bench.directory)?;
