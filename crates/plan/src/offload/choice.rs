@@ -10,7 +10,7 @@ use fusionllm_program::{Address, Instruction, Medium, Memory, Optimizer, Program
 
 use super::PeerOffload;
 use super::recompute::{Activations, Recomputed};
-use super::rewrite::{activations, all_gaps, rewrite};
+use super::rewrite::{activations, all_gaps, rewrite, rewritten};
 use crate::cost::{Cluster, CopyDirection, Device};
 use crate::error::PlanError;
 use crate::simulate::{SimulateOptions, Simulation, node_seconds, simulate};
@@ -128,6 +128,7 @@ struct Chooser<'a> {
     medium: Medium,
     slots: usize,
     repeats: f64,
+    waiting: Activations<'a>,
     times: HashMap<NodeId, f64>,
     /// The choices for each limit on how much recomputed activations may depend on each other.
     sets: Vec<Set>,
@@ -156,7 +157,7 @@ impl<'a> Chooser<'a> {
             Set { classes, profile }
         };
         let sets = sets.into_iter().map(set).collect();
-        Ok(Self { program, device, medium, slots, repeats, times, sets, margin: 0 })
+        Ok(Self { program, device, medium, slots, repeats, waiting, times, sets, margin: 0 })
     }
 
     /// The choice with which the peer's tensors take at most `room` bytes of memory, and that takes the least time.
@@ -224,9 +225,7 @@ impl<'a> Chooser<'a> {
     /// The Program with the first tensors of each class offloaded or recomputed.
     fn rewritten(&self, at: usize, counts: &[usize; 5]) -> (Program, PeerOffload) {
         let choice = self.sets[at].classes.first(counts, PeerOffload::nothing(self.program.peer, self.medium));
-        let mut program = self.program.clone();
-        rewrite(&mut program, &choice);
-        (program, choice)
+        (rewritten(self.program, Some(&self.waiting), &choice), choice)
     }
 
     /// Seconds of the computing thread for the operators and moves of the whole step.
@@ -269,7 +268,7 @@ impl Ranges {
         let mut memory = Memory::new(program);
         let most: Vec<i64> = (0..program.instructions.len()).map(|at| kept + memory.step(at) as i64).collect();
         let mut away: HashMap<(Kind, String), Vec<_>> = HashMap::new();
-        for (tensor, gaps) in all_gaps(program, activations, slots) {
+        for (tensor, gaps) in all_gaps(program, &activations.backward, slots) {
             let kind = match tensor {
                 Address::Value { .. } => Kind::Activation,
                 Address::Part { .. } | Address::Gradient { .. } => Kind::Gradient,

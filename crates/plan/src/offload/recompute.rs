@@ -7,23 +7,26 @@ use fusionllm_graph::{NodeId, Phase, ValueId, ValueKind};
 use fusionllm_program::{Bytes, Instruction, Program, storage};
 
 /// Frees the activations of these names after forward, and computes them again where backward needs them. If such an
-/// activation is computed from values that are gone, these are computed again as well. Returns the values that are made
-/// twice, and those that share their bytes.
-pub(super) fn recompute(program: &mut Program, names: &BTreeSet<String>) -> HashSet<ValueId> {
-    let activations = Activations::new(program);
+/// activation is computed from values that are gone, these are computed again as well. `activations` are the program's.
+/// Returns the values that are made twice, and those that share their bytes.
+pub(super) fn recompute(
+    program: &mut Program,
+    activations: &Activations<'_>,
+    names: &BTreeSet<String>,
+) -> HashSet<ValueId> {
     let roots = program.values.keys().filter(|v| names.contains(&program.name(**v)));
     let seeds = roots.flat_map(|root| activations.seeds(*root)).collect();
     let again = activations.closure(seeds);
     if again.is_empty() {
         return HashSet::new();
     }
-    let mut writer = Writer { activations: &activations, again: &again, present: HashSet::new() };
+    let mut writer = Writer { activations, again: &again, present: HashSet::new() };
     let mut instructions = Vec::with_capacity(program.instructions.len());
     for (at, i) in program.instructions.iter().enumerate() {
         if matches!(i, Instruction::Free { .. }) {
             continue;
         }
-        if let Some(micro_batch) = i.micro_batch().filter(|m| activations.is_backward(*m, at)) {
+        if let Some(micro_batch) = i.micro_batch().filter(|m| activations.backward.has(*m, at)) {
             let runs = writer.missing(program, i, micro_batch).into_iter();
             instructions.extend(runs.map(|node| Instruction::Run { node, micro_batch }));
         }
@@ -38,11 +41,33 @@ pub(super) fn recompute(program: &mut Program, names: &BTreeSet<String>) -> Hash
     twice
 }
 
+/// By micro-batch: the instruction with which its backward pass begins.
+pub(super) struct Backward(BTreeMap<u32, usize>);
+
+impl Backward {
+    pub(super) fn new(program: &Program) -> Self {
+        let (mut begins, mut seen) = (BTreeMap::new(), HashSet::new());
+        for (at, i) in program.instructions.iter().enumerate() {
+            // A node that runs again does so for backward.
+            if let Instruction::Run { node, micro_batch } = *i
+                && (!seen.insert(i) || program.nodes.get(&node).is_some_and(|node| node.phase != Phase::Forward))
+            {
+                begins.entry(micro_batch).or_insert(at);
+            }
+        }
+        Self(begins)
+    }
+
+    /// Whether the instruction at `at` belongs to the backward pass of a micro-batch.
+    pub(super) fn has(&self, micro_batch: u32, at: usize) -> bool {
+        self.0.get(&micro_batch).is_some_and(|start| at >= *start)
+    }
+}
+
 /// The activations that forward leaves to backward.
 pub(super) struct Activations<'a> {
     program: &'a Program,
-    /// By micro-batch: the instruction with which its backward pass begins.
-    backward: BTreeMap<u32, usize>,
+    pub(super) backward: Backward,
     /// The values that forward makes and backward reads.
     saved: BTreeSet<ValueId>,
     /// The nodes that can be run again, by result.
@@ -58,20 +83,12 @@ pub(super) struct Activations<'a> {
 
 impl<'a> Activations<'a> {
     pub(super) fn new(program: &'a Program) -> Self {
-        let (mut backward, mut seen) = (BTreeMap::new(), HashSet::new());
-        for (at, i) in program.instructions.iter().enumerate() {
-            // A node that runs again does so for backward.
-            if let Instruction::Run { node, micro_batch } = *i
-                && (!seen.insert(i) || program.nodes.get(&node).is_some_and(|node| node.phase != Phase::Forward))
-            {
-                backward.entry(micro_batch).or_insert(at);
-            }
-        }
+        let backward = Backward::new(program);
         let (mut saved, mut producers) = (BTreeSet::new(), HashMap::new());
         let (mut made, mut ran) = (HashSet::new(), HashSet::new());
         for (at, i) in program.instructions.iter().enumerate() {
-            let Some(m) = i.micro_batch().filter(|m| backward.contains_key(m)) else { continue };
-            if at < backward[&m] {
+            let Some(m) = i.micro_batch().filter(|m| backward.0.contains_key(m)) else { continue };
+            if !backward.has(m, at) {
                 program.values_of(i, |v, _, _| {
                     made.insert((v, m));
                 });
@@ -100,15 +117,10 @@ impl<'a> Activations<'a> {
         Self { program, backward, saved, producers, ran, storage, groups }
     }
 
-    /// Whether the instruction at `at` belongs to the backward pass of a micro-batch.
-    pub(super) fn is_backward(&self, micro_batch: u32, at: usize) -> bool {
-        self.backward.get(&micro_batch).is_some_and(|start| at >= *start)
-    }
-
     /// How often an activation is made in a step for each time that its bytes are kept at once: the number of
     /// micro-batches, over the most of them that wait for backward at once.
     pub(super) fn times_per_byte(&self) -> f64 {
-        self.backward.len() as f64 / self.most_waiting() as f64
+        self.backward.0.len() as f64 / self.most_waiting() as f64
     }
 
     /// The most micro-batches that wait for backward at once; at least 1.
@@ -117,7 +129,7 @@ impl<'a> Activations<'a> {
         let mut most = 1;
         for (at, i) in self.program.instructions.iter().enumerate() {
             match i.micro_batch() {
-                Some(m) if self.is_backward(m, at) => {
+                Some(m) if self.backward.has(m, at) => {
                     waiting.remove(&m);
                 }
                 Some(m) => {

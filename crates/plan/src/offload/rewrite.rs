@@ -1,6 +1,6 @@
 //! Writes into a peer's Program the instructions that offload and recompute tensors.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use foldhash::{HashMap, HashMapExt, HashSet};
@@ -8,21 +8,27 @@ use fusionllm_graph::{ValueId, ValueKind};
 use fusionllm_program::{Access, Address, Instruction, Program};
 
 use super::PeerOffload;
-use super::recompute::{Activations, recompute};
+use super::recompute::{Activations, Backward, recompute};
 use super::uses::{Span, uses};
 
 /// Writes the offloading that `offload` asks for into a Program that has none. Tensors that the Program does not have
 /// are ignored.
 pub(crate) fn rewrite(program: &mut Program, offload: &PeerOffload) {
-    let made_twice = recompute(program, &offload.recomputed);
-    reduce_early(program, offload);
-    let activations = Activations::new(program);
+    let activations = (!offload.recomputed.is_empty()).then(|| Activations::new(program));
+    *program = rewritten(program, activations.as_ref(), offload);
+}
+
+/// See [`rewrite`]. `activations` are the Program's, if any of them are computed again.
+pub(super) fn rewritten(program: &Program, activations: Option<&Activations<'_>>, offload: &PeerOffload) -> Program {
+    let mut program = program.clone();
+    let again = activations.filter(|_| !offload.recomputed.is_empty());
+    let made_twice = again.map(|activations| recompute(&mut program, activations, &offload.recomputed));
+    reduce_early(&mut program, offload);
+    let backward = Backward::new(&program);
+    let chosen = Chosen::new(&program, offload, &made_twice.unwrap_or_default());
     let (mut loads, mut offloads) = (BTreeMap::<usize, Vec<Address>>::new(), BTreeMap::<usize, Vec<Address>>::new());
-    for (tensor, spans) in uses(program, offload.optimizer.len()) {
-        if !chosen(program, offload, &made_twice, tensor) {
-            continue;
-        }
-        for Gap { after, before } in gaps(program, &activations, tensor, &spans) {
+    for (tensor, spans) in uses(&program, offload.optimizer.len(), |tensor| chosen.has(tensor)) {
+        for Gap { after, before } in gaps(&program, &backward, tensor, &spans) {
             if let Some(at) = after {
                 offloads.entry(at).or_default().push(tensor);
             }
@@ -39,14 +45,15 @@ pub(crate) fn rewrite(program: &mut Program, offload: &PeerOffload) {
         let offload = |tensor: &Address| Instruction::Offload { tensor: *tensor, to: offload.to };
         program.instructions.extend(offloads.get(&at).into_iter().flatten().map(offload));
     }
+    program
 }
 
 /// The names of the activations that could be away between forward and backward, with the bytes of one micro-batch.
 pub(super) fn activations(program: &Program) -> BTreeMap<String, u64> {
-    let (mut found, activations) = (BTreeMap::new(), Activations::new(program));
-    for (tensor, spans) in uses(program, 0) {
+    let (mut found, backward) = (BTreeMap::new(), Backward::new(program));
+    for (tensor, spans) in uses(program, 0, |tensor| matches!(tensor, Address::Value { .. })) {
         if let Address::Value { value, .. } = tensor
-            && !gaps(program, &activations, tensor, &spans).is_empty()
+            && !gaps(program, &backward, tensor, &spans).is_empty()
         {
             found.insert(program.name(value), program.bytes(tensor));
         }
@@ -57,32 +64,54 @@ pub(super) fn activations(program: &Program) -> BTreeMap<String, u64> {
 /// The times in which each tensor that can move may be away, as ranges of instructions.
 pub(super) fn all_gaps(
     program: &Program,
-    activations: &Activations<'_>,
+    backward: &Backward,
     slots: usize,
 ) -> impl Iterator<Item = (Address, Vec<Range<usize>>)> {
-    uses(program, slots).into_iter().map(move |(tensor, spans)| {
+    uses(program, slots, |_| true).into_iter().map(move |(tensor, spans)| {
         let range = |Gap { after, before }| {
             let start = after.map_or(0, |at: usize| at + 1);
             start..before.unwrap_or(program.instructions.len()).max(start)
         };
-        (tensor, gaps(program, activations, tensor, &spans).into_iter().map(range).collect())
+        (tensor, gaps(program, backward, tensor, &spans).into_iter().map(range).collect())
     })
 }
 
-fn chosen(program: &Program, offload: &PeerOffload, made_twice: &HashSet<ValueId>, tensor: Address) -> bool {
-    let Some(value) = program.values.get(&tensor.value()) else { return false };
-    match tensor {
-        Address::Value { value: v, .. } => offload.activations.contains(&value.name) && !made_twice.contains(&v),
-        Address::Part { .. } | Address::Gradient { .. } => offload.gradients.contains(&value.name),
-        Address::Held { value: v } => {
-            let held = program.holdings.iter().any(|h| h.value == v);
-            let parameter = matches!(value.kind, ValueKind::Parameter(_) | ValueKind::Frozen(_));
-            held && parameter && offload.parameters.contains(&value.name)
+/// The tensors that move, by the values that name them.
+struct Chosen {
+    activations: HashSet<ValueId>,
+    gradients: HashSet<ValueId>,
+    parameters: HashSet<ValueId>,
+    /// By slot.
+    optimizer: Vec<HashSet<ValueId>>,
+}
+
+impl Chosen {
+    fn new(program: &Program, offload: &PeerOffload, made_twice: &HashSet<ValueId>) -> Self {
+        let of = |names: &BTreeSet<String>| -> HashSet<ValueId> {
+            let values = program.values.iter().filter(|(_, value)| names.contains(&value.name));
+            values.map(|(v, _)| *v).collect()
+        };
+        let is_parameter = |v: &ValueId| {
+            let kind = program.values.get(v).map(|value| &value.kind);
+            matches!(kind, Some(ValueKind::Parameter(_) | ValueKind::Frozen(_)))
+        };
+        let (mut activations, named) = (of(&offload.activations), of(&offload.parameters));
+        activations.retain(|v| !made_twice.contains(v));
+        let held = program.holdings.iter().map(|h| h.value);
+        let parameters = held.filter(|v| named.contains(v) && is_parameter(v)).collect();
+        let optimizer = offload.optimizer.iter().map(of).collect();
+        Self { activations, gradients: of(&offload.gradients), parameters, optimizer }
+    }
+
+    fn has(&self, tensor: Address) -> bool {
+        let v = tensor.value();
+        match tensor {
+            Address::Value { .. } => self.activations.contains(&v),
+            Address::Part { .. } | Address::Gradient { .. } => self.gradients.contains(&v),
+            Address::Held { .. } => self.parameters.contains(&v),
+            Address::OptimizerState { slot, .. } => self.optimizer.get(slot as usize).is_some_and(|of| of.contains(&v)),
+            Address::BufferAfter { .. } => false,
         }
-        Address::OptimizerState { slot, .. } => {
-            offload.optimizer.get(slot as usize).is_some_and(|names| names.contains(&value.name))
-        }
-        Address::BufferAfter { .. } => false,
     }
 }
 
@@ -93,12 +122,12 @@ struct Gap {
     before: Option<usize>,
 }
 
-fn gaps(program: &Program, activations: &Activations<'_>, tensor: Address, spans: &[Span]) -> Vec<Gap> {
+fn gaps(program: &Program, backward: &Backward, tensor: Address, spans: &[Span]) -> Vec<Gap> {
     let between = spans.windows(2).map(|pair| (pair[0].to, pair[1].from));
     let gap = |(after, before): (usize, usize)| Gap { after: Some(after), before: Some(before) };
     if let Some(micro_batch) = tensor.micro_batch() {
-        let backward = |at: usize| activations.is_backward(micro_batch, at);
-        return between.filter(|(after, before)| !backward(*after) && backward(*before)).map(gap).collect();
+        let is_backward = |at: usize| backward.has(micro_batch, at);
+        return between.filter(|(after, before)| !is_backward(*after) && is_backward(*before)).map(gap).collect();
     }
     if !tensor.stays() {
         return between.map(gap).collect();

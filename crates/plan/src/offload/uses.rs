@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use foldhash::{HashMap, HashMapExt};
+use foldhash::{HashMap, HashMapExt, HashSet};
 use fusionllm_graph::ValueId;
-use fusionllm_program::{Access, Address, Instruction, Program, storage};
+use fusionllm_program::{Access, Address, Bytes, Instruction, Program, storage};
 
 /// Instructions, the first and the last, between which a tensor must be in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -13,9 +13,18 @@ pub(super) struct Span {
     pub(super) to: usize,
 }
 
-/// The spans of every tensor that can move, in order. None touches the next.
-pub(super) fn uses(program: &Program, slots: usize) -> BTreeMap<Address, Vec<Span>> {
-    let mut uses = Uses { program, spans: BTreeMap::new(), made: HashMap::new(), lives: Vec::new() };
+/// The spans of every tensor that can move and `is_wanted`, in order. None touches the next.
+pub(super) fn uses(
+    program: &Program,
+    slots: usize,
+    is_wanted: impl Fn(Address) -> bool,
+) -> BTreeMap<Address, Vec<Span>> {
+    let storage = storage(program);
+    let wants =
+        |v: ValueId| is_wanted(Address::Held { value: v }) || is_wanted(Address::Value { value: v, micro_batch: 0 });
+    let roots = storage.iter().filter(|(v, of)| wants(**v) || wants(of.root)).map(|(_, of)| of.root).collect();
+    let (spans, made, lives) = (BTreeMap::new(), HashMap::new(), Vec::new());
+    let mut uses = Uses { storage, is_wanted, roots, spans, made, lives };
     for (at, i) in program.instructions.iter().enumerate() {
         i.effects(program, slots, |tensor, access| uses.tensor(tensor, access, at));
     }
@@ -42,20 +51,27 @@ fn join(spans: &mut Vec<Span>, instructions: &[Instruction]) {
     *spans = joined;
 }
 
-struct Uses<'a> {
-    program: &'a Program,
+struct Uses<W> {
+    storage: HashMap<ValueId, Bytes>,
+    is_wanted: W,
+    /// The values whose bytes wanted tensors have.
+    roots: HashSet<ValueId>,
     spans: BTreeMap<Address, Vec<Span>>,
     /// When the values present were made.
     made: HashMap<(ValueId, u32), usize>,
-    /// The times in which values of micro-batches were there, each made and freed. A value that is computed again has
-    /// two.
+    /// The times in which values of micro-batches with the bytes of wanted ones were there, each made and freed. A value
+    /// that is computed again has two.
     lives: Vec<(ValueId, u32, Span)>,
 }
 
-impl Uses<'_> {
+impl<W: Fn(Address) -> bool> Uses<W> {
     fn tensor(&mut self, tensor: Address, access: Access, at: usize) {
-        self.spans.entry(tensor).or_default().push(Span { from: at, to: at });
-        if let Address::Value { value, micro_batch } = tensor {
+        if (self.is_wanted)(tensor) {
+            self.spans.entry(tensor).or_default().push(Span { from: at, to: at });
+        }
+        if let Address::Value { value, micro_batch } = tensor
+            && self.storage.get(&value).is_some_and(|of| self.roots.contains(&of.root))
+        {
             let from = *self.made.entry((value, micro_batch)).or_insert(at);
             if access == Access::Free {
                 self.made.remove(&(value, micro_batch));
@@ -67,7 +83,7 @@ impl Uses<'_> {
     /// Lengthens the spans of tensors that views share. Moving such a tensor frees no memory while a view of it is
     /// there, so it counts as needed for so long.
     fn add_views(&mut self) {
-        let storage = storage(self.program);
+        let storage = &self.storage;
         let mut sharing: HashMap<(ValueId, u32), Vec<(ValueId, Span)>> = HashMap::new();
         for (v, micro_batch, life) in &self.lives {
             if let Some(of) = storage.get(v) {
