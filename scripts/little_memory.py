@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Trains the same steps with enough memory and with little, where the plan offloads or recomputes what does not fit.
 
-    cargo build --release && python3 scripts/little_memory.py [--steps 6] [--small] [--results FILE]
+    cargo build --release && python3 scripts/little_memory.py [--steps 6] [--rounds 1] [--small] [--results FILE]
 
 One broker and one joiner over loopback for each row. The joiner offers the row's memory (`join --memory`). A row has
 the predicted and the measured step, the largest memory that training allocated, and the loss of the last step, which
-must not depend on the memory.
+must not depend on the memory. With several rounds, all rows are run in turns, and a row has the medians. A joiner
+measures its machine anew in each run, so predictions differ, too.
 
 The models are GPT-2s: 12 layers of width 512 at 64 tokens, where optimizer state and parameters fill the memory, and 12
 layers of width 256 at 512 tokens, where activations do. --small takes a tiny one, to try the script.
@@ -17,6 +18,7 @@ import argparse
 import json
 import os
 import pathlib
+import statistics
 import subprocess
 import tempfile
 
@@ -29,24 +31,33 @@ LONG = {"model.n_layer": 12, "model.n_embd": 256, "model.n_head": 8, "model.n_po
 SMALL = {"model.n_layer": 2, "model.n_embd": 64, "model.n_head": 2, "data.context": 16, "train.batch": 2,
          "train.micro_batch": 1}
 ROWS = [
-    ("width 512, 64 tokens", WIDE, ["8 GiB", "192 MiB"]),
-    ("width 256, 512 tokens", LONG, ["8 GiB", "430 MiB", "300 MiB"]),
+    ("width 512, 64 tokens", WIDE, ["8 GiB", "500 MiB", "300 MiB", "160 MiB"]),
+    ("width 256, 512 tokens", LONG, ["8 GiB", "500 MiB", "380 MiB", "300 MiB"]),
 ]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--small", action="store_true", help="a tiny model with enough memory alone")
     add_results(parser)
     args = parser.parse_args()
     print(f"{machine()}\n")
     print("| model | memory | predicted, s | measured, s | allocated, MB | last loss |\n"
           "| --- | --- | --- | --- | --- | --- |")
+    models = [("width 64, 16 tokens", SMALL, ["8 GiB"])] if args.small else ROWS
+    jobs = [(model, job, limit) for model, job, limits in models for limit in limits]
+    runs = {(model, limit): [] for model, _, limit in jobs}
     rows = []
-    for model, job, limits in [("width 64, 16 tokens", SMALL, ["8 GiB"])] if args.small else ROWS:
-        for limit in limits:
-            rows.append(row := {"model": model, "memory": limit} | train(job, limit, args.steps))
+    for turn in range(args.rounds):
+        for model, job, limit in jobs:
+            runs[model, limit].append(train(job, limit, args.steps))
+            if turn + 1 < args.rounds:
+                continue
+            of = {key: statistics.median(run[key] for run in runs[model, limit])
+                  for key in ("predicted_s", "measured_s", "peak_bytes")}
+            rows.append(row := {"model": model, "memory": limit} | of | {"loss": runs[model, limit][-1]["loss"]})
             print(f"| {model} | {limit} | {row['predicted_s']:.3f} | {row['measured_s']:.3f} "
                   f"| {row['peak_bytes'] / 1e6:.0f} | {row['loss']} |", flush=True)
     write_results(args.results, {"steps": args.steps, "rows": rows})
