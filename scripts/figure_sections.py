@@ -145,7 +145,7 @@ SECTIONS = {
                     "--repeats 1 --steps 2 --only uneven", 28, 3, ("root", "ip"), predictions),
     ],
     "memory": [
-        Measurement("runs", ("script", "little_memory.py"), "--steps 6", "--steps 2 --small", 6, 1),
+        Measurement("runs", ("script", "little_memory.py"), "--steps 6", "--steps 2 --small", 9, 1),
     ],
     "recovery": [
         Measurement("deaths", ("script", "recovery.py"), "deaths", "deaths --deaths 1 --every 4", 2, 1),

@@ -15,8 +15,9 @@ use super::memory::live_bytes;
 
 /// Smaller blocks go to the allocator below, which has pools of its own for them.
 const LEAST: usize = 64 << 10;
-/// Blocks are multiples of a page, and begin with one.
-const PAGE: usize = 4096;
+/// Blocks are multiples of this, and begin at one. It is the largest page that is usual: systems with 4 KiB take it as
+/// four pages.
+const PAGE: usize = 16 << 10;
 /// Addresses for each byte that may be kept. A block that finds no room between others takes fresh ones.
 const ADDRESSES: usize = 4;
 
@@ -78,7 +79,6 @@ struct Pool {
 }
 
 /// A free range of pages.
-#[derive(Clone)]
 struct Free {
     pages: Range<usize>,
     /// Whether the system's memory is still there. The pages are zero otherwise.
@@ -286,8 +286,12 @@ mod system {
 
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
-    /// Addresses without memory. `None` if the system has not so many.
+    /// Addresses without memory. `None` if the system has not so many, or if its pages are larger than the pool's, since
+    /// those could not be given back.
     pub(super) fn reserve(bytes: usize) -> Option<Range<usize>> {
+        if rustix::param::page_size() > super::PAGE {
+            return None;
+        }
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: the system chooses addresses that nobody has.
         let begin = unsafe { mmap_anonymous(null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags) }.ok()?;
