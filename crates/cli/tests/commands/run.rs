@@ -96,7 +96,7 @@ fn the_last_step_is_kept() {
         let spans = peer["spans"].as_array().unwrap();
         let of = |names: &[&str]| spans.iter().filter(|s| names.contains(&s[0].as_str().unwrap())).collect::<Vec<_>>();
         assert!(spans.windows(2).all(|w| w[0][3] == w[1][2]), "one follows the other: {spans:?}");
-        // What takes less than some microseconds counts for what was before, so a tiny model need not have all of them.
+        // Computing that takes less than some microseconds counts for the computing before it.
         assert!(!of(&["forward", "backward", "weight_grad", "update"]).is_empty(), "{spans:?}");
         assert!(!of(&["verdict"]).is_empty(), "{spans:?}");
         let all: f64 = spans.iter().map(seconds).sum();
