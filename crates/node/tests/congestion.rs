@@ -6,7 +6,9 @@ use fusionllm_transport::{congestion as real, emulator};
 #[test]
 fn the_simulator_and_the_transport_agree_on_congestion_control() {
     assert_eq!(simulated::INITIAL_WINDOW, real::INITIAL_WINDOW_BYTES);
-    assert_eq!(simulated::MAX_WINDOW, u64::from(real::RECEIVE_WINDOW_BYTES));
+    assert_eq!(simulated::STREAM_WINDOW, u64::from(real::STREAM_WINDOW_BYTES));
+    assert_eq!(simulated::MAX_WINDOW, real::MAX_WINDOW_BYTES);
+    assert_eq!(simulated::WINDOW_GAIN, real::WINDOW_GAIN);
     assert_eq!(simulated::MAX_SPREAD_S, real::MAX_SPREAD_TIME.as_secs_f64());
     assert_eq!(simulated::SEND_FACTOR, real::PACING_GAIN);
 }

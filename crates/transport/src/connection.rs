@@ -53,6 +53,8 @@ pub struct ConnectionStats {
     pub lost_packets: u64,
     /// Smoothed round-trip time. Zero once the connection has ended.
     pub rtt: Duration,
+    /// Bytes that may be in flight. Zero once the connection has ended.
+    pub window: u64,
 }
 
 /// The way that packets take to a peer.
@@ -182,7 +184,8 @@ impl Connection {
             udp_sent: quic.udp_tx.bytes,
             udp_received: quic.udp_rx.bytes,
             lost_packets: quic.lost_packets,
-            rtt: path.map_or(Duration::ZERO, |path| path.rtt()),
+            rtt: path.as_ref().map_or(Duration::ZERO, |path| path.rtt()),
+            window: path.map_or(0, |path| path.stats().cwnd),
         }
     }
 }

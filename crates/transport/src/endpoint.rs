@@ -17,12 +17,12 @@ use tokio::task::AbortHandle;
 use tokio::time::MissedTickBehavior;
 
 use crate::accepting::{Accepting, MAX_WAITING};
-use crate::congestion::{BurstControllerFactory, RECEIVE_WINDOW_BYTES};
+use crate::congestion::{BurstControllerFactory, MAX_WINDOW_BYTES, STREAM_WINDOW_BYTES};
 use crate::connection::{Connection, Lanes};
 use crate::discovery;
 use crate::frame::ALPN;
 use crate::key::{PeerAddr, PeerKey, RelayUrl};
-use crate::lane::Lane;
+use crate::lane::ALL_STREAMS;
 use crate::obstacle::obstacle_to;
 use crate::opening::open;
 use crate::options::{Allowed, EndpointOptions, Relay};
@@ -457,11 +457,12 @@ fn transport(options: &EndpointOptions) -> Option<QuicTransportConfig> {
     let transport = QuicTransportConfig::builder()
         .keep_alive_interval(options.keep_alive)
         .max_idle_timeout(Some(IdleTimeout::try_from(options.idle_timeout).ok()?))
-        .max_concurrent_uni_streams(VarInt::from_u32(Lane::COUNT as u32))
+        .max_concurrent_uni_streams(VarInt::from_u32(ALL_STREAMS as u32))
         .max_concurrent_bidi_streams(VarInt::from_u32(0))
         .datagram_receive_buffer_size(None)
-        // Larger receive windows broke connections ("too many gaps in stream buffer").
-        .stream_receive_window(VarInt::from_u32(RECEIVE_WINDOW_BYTES))
+        // Larger receive windows broke connections ("too many gaps in stream buffer"). Fast lanes have more streams.
+        .stream_receive_window(VarInt::from_u32(STREAM_WINDOW_BYTES))
+        .send_window(2 * MAX_WINDOW_BYTES)
         .congestion_controller_factory(Arc::new(BurstControllerFactory))
         .build();
     Some(transport)

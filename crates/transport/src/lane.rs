@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use crate::frame::Deal;
+
 /// One of a connection's sequences of frames.
 ///
 /// Frames keep their order within a lane and never wait for another lane. QUIC sends queued data of earlier
@@ -24,10 +26,26 @@ impl Lane {
     /// All lanes, most urgent first.
     pub const ALL: [Self; Self::COUNT] = [Self::Control, Self::Tensors, Self::Bulk];
 
+    /// The QUIC streams of the lane in each direction. A receiver buffers
+    /// [`STREAM_WINDOW_BYTES`](crate::congestion::STREAM_WINDOW_BYTES) for each. More would end the connection after a
+    /// loss, since QUIC keeps at most 1,024 pieces of a stream that came out of order.
+    pub const fn streams(self) -> usize {
+        match self {
+            Self::Control => 1,
+            Self::Tensors | Self::Bulk => MAX_STREAMS,
+        }
+    }
+
     pub(crate) fn priority(self) -> i32 {
         -i32::from(self as u8)
     }
 }
+
+/// The most streams of a lane.
+pub(crate) const MAX_STREAMS: usize = 8;
+
+/// The streams of all lanes in one direction.
+pub(crate) const ALL_STREAMS: usize = Lane::Control.streams() + Lane::Tensors.streams() + Lane::Bulk.streams();
 
 impl fmt::Display for Lane {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -46,7 +64,7 @@ pub struct LaneStats {
     pub frames: u64,
     /// Bytes of payload.
     pub payload_bytes: u64,
-    /// Bytes of payloads, headers and prefixes.
+    /// Bytes of payloads and of all that stands before them: headers, prefixes, and a byte for each block.
     pub total_bytes: u64,
 }
 
@@ -59,10 +77,11 @@ pub(crate) struct LaneCounters {
 }
 
 impl LaneCounters {
-    /// Counts a new frame with a prefix and header of this size.
-    pub(crate) fn add_frame(&self, head_bytes: usize) {
+    /// Counts a new frame with a prefix and header of this size, and the heads of its payload's blocks.
+    pub(crate) fn add_frame(&self, head_bytes: usize, payload_bytes: u64) {
         self.frames.fetch_add(1, Relaxed);
-        self.total_bytes.fetch_add(head_bytes as u64, Relaxed);
+        // The peer may announce any number of bytes.
+        self.total_bytes.fetch_add(Deal::blocks(payload_bytes) + head_bytes as u64, Relaxed);
     }
 
     pub(crate) fn add_payload(&self, bytes: u64) {

@@ -7,14 +7,15 @@
 //!
 //! # On the wire
 //!
-//! Both sides name `fusionllm/1` as QUIC's application protocol (RFC 9001, section 8.1). Then each side opens one
-//! unidirectional stream per lane and keeps it. A stream is a prelude and frames:
+//! Both sides name `fusionllm/2` as QUIC's application protocol (RFC 9001, section 8.1). Then each side opens the
+//! unidirectional streams of its lanes and keeps them: one for control, eight for each of the other two. All begin with
+//! a prelude. The first of a lane carries its frames:
 //!
 //! ```text
-//!   0     1     2     3     4     5
-//! +-----+-----+-----+-----+-----+-----+
-//! | 'F' | 'L' | 'L' | 'M' |  1  |lane |    prelude, once; 1 is the version of the format
-//! +-----+-----+-----+-----+-----+-----+
+//!   0     1     2     3     4     5     6
+//! +-----+-----+-----+-----+-----+-----+------+
+//! | 'F' | 'L' | 'L' | 'M' |  2  |lane |number|    prelude, once; 2 is the version of the format
+//! +-----+-----+-----+-----+-----+-----+------+
 //!
 //!   0                 4                                   12         12+h           12+h+p
 //! +-----------------+-----------------------------------+----- ~ -----+----- ~ -----+
@@ -23,6 +24,11 @@
 //!   u32, at most      u64
 //!   65536
 //! ```
+//!
+//! A payload is dealt out over the lane's streams in blocks of 1 MiB, of which the last may be shorter. Before each
+//! block stands a byte on the first stream: the number `n` of streams. The block's bytes follow on the streams 0 to
+//! `n - 1` in parts of the same length, rounded up; the last may be shorter or empty. The sender chooses `n`. It is 1
+//! unless more bytes may be in flight than a receiver buffers for one stream ([`congestion`]).
 //!
 //! Numbers are little-endian. A stream ends only between frames. A connection is closed with an application code:
 //! 0 for a regular end, with a reason; 1 for a key that is not allowed; 2 if the other side broke the format, with
@@ -37,7 +43,7 @@
 //!
 //! Before a peer's key is [`Allowed`], no byte of its streams is read. After that, a frame's header costs at most
 //! 64 KiB. A payload costs nothing until the caller has seen its header and length and allows it. QUIC buffers at
-//! most 1.25 MB per lane. A peer that breaks the format is disconnected, and both sides learn the mistake.
+//! most 1.25 MB per stream, which is 21.25 MB per connection. A peer that breaks the format is disconnected, and both sides learn the mistake.
 //!
 //! ```
 //! use fusionllm_transport::{Endpoint, Lane, EndpointOptions};

@@ -87,6 +87,13 @@ impl Shared {
         })
     }
 
+    /// Bytes that may be in flight to the peer.
+    pub(crate) fn window(&self) -> u64 {
+        let paths = self.quic.paths();
+        let path = paths.iter().find(|path| path.is_selected()).or_else(|| paths.iter().next());
+        path.map_or(0, |path| path.stats().cwnd)
+    }
+
     /// Closes the connection in good order.
     pub(crate) fn close(&self, message: &str) {
         self.close_with(DisconnectReason::ClosedHere(message.to_owned()), CODE_CLOSED, message);

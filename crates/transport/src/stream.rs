@@ -1,4 +1,4 @@
-//! The sending and the receiving end of a lane: frames on a QUIC stream.
+//! The sending and the receiving end of a lane: frames on QUIC streams.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -8,7 +8,8 @@ use bytes::Bytes;
 use iroh::endpoint::{ReadError, RecvStream, SendStream, StoppedError, WriteError};
 use tokio::sync::OwnedMutexGuard;
 
-use crate::frame::{FormatError, MAX_HEADER_BYTES, PREFIX_BYTES, Prefix};
+use crate::congestion::STREAM_WINDOW_BYTES;
+use crate::frame::{Deal, FormatError, MAX_HEADER_BYTES, PREFIX_BYTES, Prefix, Turn};
 use crate::lane::Lane;
 use crate::shared::{Disconnected, Shared};
 
@@ -63,15 +64,16 @@ pub enum ReceiveError {
 /// The sending end of a lane.
 pub(crate) struct Sender {
     lane: Lane,
-    stream: Arc<tokio::sync::Mutex<SendStream>>,
+    streams: Arc<tokio::sync::Mutex<Vec<SendStream>>>,
 }
 
 impl Sender {
-    pub(crate) fn new(lane: Lane, stream: SendStream) -> Self {
-        Self { lane, stream: Arc::new(tokio::sync::Mutex::new(stream)) }
+    /// The sender of a lane with these streams, of which there is at least one.
+    pub(crate) fn new(lane: Lane, streams: Vec<SendStream>) -> Self {
+        Self { lane, streams: Arc::new(tokio::sync::Mutex::new(streams)) }
     }
 
-    pub(crate) async fn send(&self, shared: &Shared, header: &[u8], payload: &[Bytes]) -> Result<(), SendError> {
+    pub(crate) async fn send(&self, shared: &Arc<Shared>, header: &[u8], payload: &[Bytes]) -> Result<(), SendError> {
         if header.len() > MAX_HEADER_BYTES {
             return Err(SendError::HeaderTooLong(header.len()));
         }
@@ -82,28 +84,40 @@ impl Sender {
         rest.extend(payload.iter().filter(|slice| !slice.is_empty()).cloned());
 
         // Tokio's mutex is granted in the order of arrival, so waiting senders are served fairly.
-        let stream = Arc::clone(&self.stream).lock_owned().await;
-        let mut write = FrameWrite { stream: Some(stream), rest, begun: false };
+        let streams = Arc::clone(&self.streams).lock_owned().await;
+        let mut write = FrameWrite {
+            streams: Some(streams),
+            shared: shared.clone(),
+            head: prefix.len() + header.len(),
+            deal: Deal::new(length),
+            rest,
+            begun: false,
+        };
         let counters = &shared.sent[self.lane as usize];
-        counters.add_frame(prefix.len() + header.len());
+        counters.add_frame(prefix.len() + header.len(), length);
         counters.add_payload(length);
         write.run().await.map_err(|error| self.error(shared, error))
     }
 
     pub(crate) async fn finish(&self) {
-        // The only possible error is that the stream was finished before.
-        let _ = self.stream.lock().await.finish();
+        for stream in self.streams.lock().await.iter_mut() {
+            // The only possible error is that the stream was finished before.
+            let _ = stream.finish();
+        }
     }
 
     /// Waits until the peer's QUIC has received everything that was sent before `finish`.
     pub(crate) async fn wait_delivered(&self, shared: &Shared) -> Result<(), SendError> {
-        let stopped = self.stream.lock().await.stopped();
-        match stopped.await {
-            Ok(None) => Ok(()),
-            Ok(Some(_)) => Err(self.error(shared, WriteError::Stopped(0u32.into()))),
-            Err(StoppedError::ConnectionLost(error)) => Err(shared.disconnected(error).into()),
-            Err(StoppedError::ZeroRttRejected) => Err(SendError::Finished(self.lane)),
+        let stopped = Vec::from_iter(self.streams.lock().await.iter().map(SendStream::stopped));
+        for stopped in stopped {
+            match stopped.await {
+                Ok(None) => {}
+                Ok(Some(_)) => return Err(self.error(shared, WriteError::Stopped(0u32.into()))),
+                Err(StoppedError::ConnectionLost(error)) => return Err(shared.disconnected(error).into()),
+                Err(StoppedError::ZeroRttRejected) => return Err(SendError::Finished(self.lane)),
+            }
         }
+        Ok(())
     }
 
     fn error(&self, shared: &Shared, error: WriteError) -> SendError {
@@ -120,19 +134,37 @@ const MAX_CHUNK_BYTES: usize = 256 * 1024;
 
 /// The exclusive right to write one frame on a lane.
 struct FrameWrite {
-    stream: Option<OwnedMutexGuard<SendStream>>,
+    streams: Option<OwnedMutexGuard<Vec<SendStream>>>,
+    shared: Arc<Shared>,
+    /// Bytes at the beginning of `rest` that belong on the first stream: the frame's head, or a block's.
+    head: usize,
+    deal: Deal,
     rest: VecDeque<Bytes>,
     begun: bool,
 }
 
 impl FrameWrite {
     async fn run(&mut self) -> Result<(), WriteError> {
-        let Some(stream) = &mut self.stream else {
+        let Some(streams) = &mut self.streams else {
             return Ok(());
         };
-        while let Some(front) = self.rest.front_mut() {
-            let mut chunk = [front.slice(..front.len().min(MAX_CHUNK_BYTES))];
-            let written = stream.write_many_chunks(&mut &mut chunk[..]).await;
+        loop {
+            let (stream, at_most) = match self.deal.turn() {
+                _ if self.head > 0 => (0, self.head),
+                Turn::Part { stream, bytes } => (stream, usize::try_from(bytes).unwrap_or(usize::MAX)),
+                Turn::Block => {
+                    let windows = self.shared.window().div_ceil(u64::from(STREAM_WINDOW_BYTES));
+                    let count = windows.clamp(1, streams.len() as u64) as u8;
+                    self.deal.begin(count);
+                    self.rest.push_front(Bytes::copy_from_slice(&[count]));
+                    self.head = 1;
+                    continue;
+                }
+                Turn::Over => return Ok(()),
+            };
+            let Some(front) = self.rest.front_mut() else { return Ok(()) };
+            let mut chunk = [front.slice(..front.len().min(at_most).min(MAX_CHUNK_BYTES))];
+            let written = streams[stream].write_many_chunks(&mut &mut chunk[..]).await;
             match written {
                 // No more of this frame can be written, here or in the background.
                 Err(error) => {
@@ -141,6 +173,10 @@ impl FrameWrite {
                 }
                 Ok(length) => {
                     self.begun = true;
+                    match self.head {
+                        0 => self.deal.moved(length as u64),
+                        _ => self.head -= length,
+                    }
                     let _ = front.split_to(length);
                     if front.is_empty() {
                         self.rest.pop_front();
@@ -148,7 +184,6 @@ impl FrameWrite {
                 }
             }
         }
-        Ok(())
     }
 }
 
@@ -156,10 +191,17 @@ impl Drop for FrameWrite {
     /// Completes a frame that was sent in part. Otherwise the peer would read the next frame as the rest of this one.
     fn drop(&mut self) {
         let unfinished = self.begun && !self.rest.is_empty();
-        let (true, Some(stream)) = (unfinished, self.stream.take()) else {
+        let (true, Some(streams)) = (unfinished, self.streams.take()) else {
             return;
         };
-        let mut write = Self { stream: Some(stream), rest: std::mem::take(&mut self.rest), begun: false };
+        let mut write = Self {
+            streams: Some(streams),
+            shared: self.shared.clone(),
+            head: self.head,
+            deal: std::mem::take(&mut self.deal),
+            rest: std::mem::take(&mut self.rest),
+            begun: false,
+        };
         match tokio::runtime::Handle::try_current() {
             Ok(runtime) => {
                 // The next use of the connection reports the error, if there is one.
@@ -167,7 +209,7 @@ impl Drop for FrameWrite {
             }
             Err(_) => {
                 // Without a runtime the connection is dead too.
-                if let Some(stream) = &mut write.stream {
+                for stream in write.streams.iter_mut().flat_map(|streams| streams.iter_mut()) {
                     let _ = stream.reset(0u32.into());
                 }
             }
@@ -178,17 +220,18 @@ impl Drop for FrameWrite {
 /// The receiving end of a lane.
 pub struct Receiver {
     lane: Lane,
-    stream: RecvStream,
+    streams: Vec<RecvStream>,
     shared: Arc<Shared>,
     /// Bytes of the next frame's prefix and header that have arrived.
     head: Vec<u8>,
-    /// Bytes of the current frame's payload that are still to be read.
-    unread: u64,
+    /// The current frame's payload that is still to be read.
+    unread: Deal,
 }
 
 impl Receiver {
-    pub(crate) fn new(lane: Lane, stream: RecvStream, shared: Arc<Shared>) -> Self {
-        Self { lane, stream, shared, head: Vec::new(), unread: 0 }
+    /// The receiver of a lane with these streams, of which there is at least one.
+    pub(crate) fn new(lane: Lane, streams: Vec<RecvStream>, shared: Arc<Shared>) -> Self {
+        Self { lane, streams, shared, head: Vec::new(), unread: Deal::default() }
     }
 
     /// Waits for the next frame's header. `None`: the peer finished the lane.
@@ -199,7 +242,7 @@ impl Receiver {
     /// # Errors
     /// Only [`ReceiveError::Disconnected`]. A peer that breaks the wire format is disconnected.
     pub async fn next(&mut self) -> Result<Option<Frame<'_>>, ReceiveError> {
-        while self.unread > 0 {
+        while self.unread.left() > 0 {
             self.read_chunk().await?;
         }
         let mut wanted = PREFIX_BYTES;
@@ -212,7 +255,7 @@ impl Receiver {
                 }
             }
             let missing = wanted - self.head.len();
-            match self.stream.read_chunk(missing).await {
+            match self.streams[0].read_chunk(missing).await {
                 Ok(Some(bytes)) => self.head.extend_from_slice(&bytes),
                 Ok(None) if self.head.is_empty() => return Ok(None),
                 Ok(None) => return Err(self.truncated()),
@@ -220,15 +263,15 @@ impl Receiver {
             }
         };
         self.head.clear();
-        self.unread = prefix.payload;
-        self.shared.received[self.lane as usize].add_frame(PREFIX_BYTES + prefix.header);
+        self.unread = Deal::new(prefix.payload);
+        self.shared.received[self.lane as usize].add_frame(PREFIX_BYTES + prefix.header, prefix.payload);
         Ok(Some(Frame { header, receiver: self }))
     }
 
     /// Reads the part of the payload that has arrived.
     async fn read_chunk(&mut self) -> Result<Bytes, ReceiveError> {
-        let at_most = usize::try_from(self.unread).unwrap_or(usize::MAX);
-        match self.stream.read_chunk(at_most).await {
+        let (stream, at_most) = self.part().await?;
+        match self.streams[stream].read_chunk(at_most).await {
             Ok(Some(bytes)) => {
                 self.count_read(bytes.len());
                 Ok(bytes)
@@ -238,8 +281,30 @@ impl Receiver {
         }
     }
 
+    /// The stream of the payload's next bytes, and how many lie there in a row.
+    async fn part(&mut self) -> Result<(usize, usize), ReceiveError> {
+        loop {
+            match self.unread.turn() {
+                Turn::Part { stream, bytes } => return Ok((stream, usize::try_from(bytes).unwrap_or(usize::MAX))),
+                Turn::Over => return Ok((0, 0)),
+                Turn::Block => match self.streams[0].read_chunk(1).await {
+                    Ok(Some(count)) => {
+                        let count = count.first().copied().unwrap_or(0);
+                        if count == 0 || usize::from(count) > self.streams.len() {
+                            let error = FormatError::Streams { lane: self.lane, streams: count };
+                            return Err(self.shared.close_broken(error).into());
+                        }
+                        self.unread.begin(count);
+                    }
+                    Ok(None) => return Err(self.truncated()),
+                    Err(error) => return Err(self.error(error)),
+                },
+            }
+        }
+    }
+
     fn count_read(&mut self, length: usize) {
-        self.unread -= length as u64;
+        self.unread.moved(length as u64);
         self.shared.received[self.lane as usize].add_payload(length as u64);
     }
 
@@ -276,7 +341,7 @@ impl Frame<'_> {
 
     /// The payload's length in bytes, as the peer announces it. It may be any number.
     pub fn payload_len(&self) -> u64 {
-        self.receiver.unread
+        self.receiver.unread.left()
     }
 
     /// Reads the payload if it has at most `allowed` bytes, and allocates exactly its length.
@@ -285,7 +350,7 @@ impl Frame<'_> {
     /// [`ReceiveError::TooLong`] and [`ReceiveError::NoMemory`] before anything is read or
     /// allocated; [`ReceiveError::Disconnected`].
     pub async fn read(self, allowed: u64) -> Result<Bytes, ReceiveError> {
-        let (lane, announced) = (self.receiver.lane, self.receiver.unread);
+        let (lane, announced) = (self.receiver.lane, self.payload_len());
         let length = match usize::try_from(announced) {
             Ok(length) if announced <= allowed => length,
             _ => {
@@ -294,7 +359,7 @@ impl Frame<'_> {
         };
         let mut payload = Vec::new();
         payload.try_reserve_exact(length).map_err(|_| ReceiveError::NoMemory(announced))?;
-        while self.receiver.unread > 0 {
+        while self.receiver.unread.left() > 0 {
             payload.extend_from_slice(&self.receiver.read_chunk().await?);
         }
         Ok(payload.into())
@@ -314,14 +379,16 @@ impl Frame<'_> {
     /// # Errors
     /// The same as those of [`Self::read_into`].
     pub async fn read_into_with(self, buffer: &mut [u8], mut arrived: impl FnMut()) -> Result<(), ReceiveError> {
-        let (lane, announced) = (self.receiver.lane, self.receiver.unread);
+        let (lane, announced) = (self.receiver.lane, self.payload_len());
         let expected = buffer.len() as u64;
         if announced != expected {
             return Err(ReceiveError::Length { lane, announced, expected });
         }
         let mut filled = 0;
         while filled < buffer.len() {
-            match self.receiver.stream.read(&mut buffer[filled..]).await {
+            let (stream, at_most) = self.receiver.part().await?;
+            let end = filled + at_most.min(buffer.len() - filled);
+            match self.receiver.streams[stream].read(&mut buffer[filled..end]).await {
                 Ok(Some(length)) => {
                     filled += length;
                     self.receiver.count_read(length);
@@ -337,7 +404,7 @@ impl Frame<'_> {
 
 impl fmt::Debug for Frame<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (header, payload) = (self.header.len(), self.receiver.unread);
+        let (header, payload) = (self.header.len(), self.payload_len());
         write!(f, "Frame({header} + {payload} bytes, {})", self.receiver.lane)
     }
 }

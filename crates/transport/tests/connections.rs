@@ -75,7 +75,7 @@ async fn frames_pass_on_every_lane_in_both_directions() {
     assert_eq!(sent.received, received.sent);
     let control = sent.sent[Lane::Control as usize];
     assert_eq!((control.frames, control.payload_bytes), (2, 11));
-    assert_eq!(control.total_bytes, 2 * 12 + "control".len() as u64 + 11);
+    assert_eq!(control.total_bytes, 2 * 12 + "control".len() as u64 + 1 + 11, "prefixes, header, a block, payload");
     assert!(sent.udp_sent > control.total_bytes && sent.udp_received > control.total_bytes);
     assert!(sent.rtt > Duration::ZERO);
 }

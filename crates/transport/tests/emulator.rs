@@ -7,6 +7,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use fusionllm_transport::congestion::{MAX_WINDOW_BYTES, STREAM_WINDOW_BYTES};
 use fusionllm_transport::emulator::{Emulator, EmulatorReport, LinkId, LinkSpec};
 use fusionllm_transport::{Connection, DisconnectReason, Endpoint, EndpointOptions, Lane, Lanes, PeerAddr};
 
@@ -86,6 +87,28 @@ async fn a_transfer_runs_at_the_links_rate() {
         println!("{mbps} Mbps: payload at {goodput:.2} Mbps, on the link {there:?}");
         println!("late {} of {}, latest by {:?}", report.late, report.delivered, report.max_lateness);
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_long_fast_path_is_filled_by_several_streams() {
+    let one_stream = u64::from(STREAM_WINDOW_BYTES);
+    // Short paths hold little, so one stream will do for them.
+    let mut near = LinkedPeers::new(200 * MBPS, ms(2)).await;
+    near.send(8_000_000).await;
+    let window = near.to_b.stats().window;
+    assert!(window <= one_stream, "{window}");
+
+    let mut far = LinkedPeers::new(200 * MBPS, ms(150)).await;
+    let mut took = ms(0);
+    for _ in 0..20 {
+        took = far.send(12_000_000).await;
+        if far.to_b.stats().window > 4 * one_stream {
+            break;
+        }
+    }
+    let window = far.to_b.stats().window;
+    assert!((4 * one_stream..=MAX_WINDOW_BYTES).contains(&window), "200 Mbps over 300 ms hold 7.5 MB: {window}");
+    println!("12 MB over 200 Mbps and 300 ms took {took:?}, and {window} B may be in flight");
 }
 
 #[tokio::test]

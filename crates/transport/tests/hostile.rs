@@ -65,8 +65,16 @@ async fn open_valid(
     (quic, streams, connection, lanes)
 }
 
+/// Opens all streams, and returns the first of each lane.
 async fn open_lanes(quic: &QuicConnection) -> [SendStream; 3] {
-    [stream(quic, b"FLLM\x01\x00").await, stream(quic, b"FLLM\x01\x01").await, stream(quic, b"FLLM\x01\x02").await]
+    let mut first = Vec::new();
+    for lane in Lane::ALL {
+        first.push(stream(quic, &[b"FLLM\x02", &[lane as u8, 0][..]].concat()).await);
+        for number in 1..lane.streams() {
+            stream(quic, &[b"FLLM\x02", &[lane as u8, number as u8][..]].concat()).await;
+        }
+    }
+    first.try_into().unwrap()
 }
 
 /// Waits until the condition holds.
@@ -98,9 +106,10 @@ async fn the_reason_names_what_is_wrong_with_a_prelude() {
     let hostile = raw(ALPN).await;
     for (bytes, expected) in [
         (&b"GET / HTTP/1.1"[..], "\"FLLM\""),
-        (b"FLLM\x00\x00", "wire version 0"),
-        (b"FLLM\x02\x00", "wire version 2"),
-        (b"FLLM\x01\x09", "lane 9"),
+        (b"FLLM\x00\x00\x00", "wire version 0"),
+        (b"FLLM\x01\x00\x00", "wire version 1"),
+        (b"FLLM\x02\x09\x00", "lane 9"),
+        (b"FLLM\x02\x01\x08", "number 8 of the tensors lane, which has 8 streams"),
     ] {
         let quic = call(&hostile, &victim).await;
         let _stream = stream(&quic, bytes).await;
@@ -113,8 +122,29 @@ async fn the_reason_names_what_is_wrong_with_a_prelude() {
     assert!(complaint(&quic).await.contains("before it names its lane"));
 
     let quic = call(&hostile, &victim).await;
-    let _streams = [stream(&quic, b"FLLM\x01\x01").await, stream(&quic, b"FLLM\x01\x01").await];
-    assert!(complaint(&quic).await.contains("two streams for the tensors lane"));
+    let _streams = [stream(&quic, b"FLLM\x02\x01\x03").await, stream(&quic, b"FLLM\x02\x01\x03").await];
+    assert!(complaint(&quic).await.contains("two streams for the same place in the tensors lane"));
+}
+
+#[tokio::test]
+async fn a_block_on_no_stream_or_on_too_many_disconnects_the_peer() {
+    let victim = Endpoint::bind(local()).await.unwrap();
+    let hostile = raw(ALPN).await;
+    for (lane, count) in [(Lane::Control, 2), (Lane::Tensors, 0), (Lane::Bulk, 9)] {
+        let (quic, mut streams, _connection, mut lanes) = open_valid(&hostile, &victim).await;
+        let frame = [&0u32.to_le_bytes()[..], &5u64.to_le_bytes(), &[count], b"hello"].concat();
+        streams[lane as usize].write_all(&frame).await.unwrap();
+        let receiver = match lane {
+            Lane::Control => &mut lanes.control,
+            Lane::Tensors => &mut lanes.tensors,
+            Lane::Bulk => &mut lanes.bulk,
+        };
+        let error = receiver.next().await.unwrap().unwrap().read(5).await.unwrap_err();
+        let ReceiveError::Disconnected(gone) = error else { panic!() };
+        let expected = FormatError::Streams { lane, streams: count };
+        assert_eq!(gone.reason, DisconnectReason::PeerBrokeFormat(expected));
+        assert!(complaint(&quic).await.contains(&format!("said to lie on {count} streams")));
+    }
 }
 
 #[tokio::test]
@@ -137,8 +167,8 @@ async fn an_oversized_header_disconnects_the_peer() {
 async fn a_stream_that_ends_within_a_frame_disconnects_the_peer() {
     let victim = Endpoint::bind(local()).await.unwrap();
     let hostile = raw(ALPN).await;
-    let frame = [&3u32.to_le_bytes()[..], &10u64.to_le_bytes(), b"abc", b"12345"].concat();
-    for length in [1, 11, 12, 14, 15, 20] {
+    let frame = [&3u32.to_le_bytes()[..], &10u64.to_le_bytes(), b"abc", b"\x0112345"].concat();
+    for length in [1, 11, 12, 14, 15, 16, 21] {
         let (quic, mut streams, _connection, mut lanes) = open_valid(&hostile, &victim).await;
         streams[0].write_all(&frame[..length]).await.unwrap();
         streams[0].finish().unwrap();
@@ -183,7 +213,7 @@ async fn a_reset_lane_is_truncated() {
 #[tokio::test]
 async fn the_error_names_a_peer_of_another_version() {
     let caller = Endpoint::bind(local()).await.unwrap();
-    let newer = raw(b"fusionllm/2").await;
+    let newer = raw(b"fusionllm/3").await;
     let serving = newer.clone();
     let serving = tokio::spawn(async move {
         while let Some(incoming) = serving.accept().await {

@@ -149,6 +149,14 @@ pub(crate) const TESTBEDS: &[Testbed] = &[
         cut: Cut::Stages(2),
     },
     Testbed {
+        name: "3 replicas, 250 Mbps 60 ms",
+        model: WIDE,
+        codec: "none",
+        devices: &[3.5; 3],
+        network: Network::Mesh { rate: 250.0, latency: 60.0 },
+        cut: Cut::Stages(1),
+    },
+    Testbed {
         name: "ResNet-18, 4 peers in 2 homes, 45 Mbps 10 ms shared",
         model: Model::Resnet { depth: 18, width: 48, batch: 16, micro_batch: 4 },
         codec: "none",

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use fusionllm_protocol::{FromPeer, Hello, VERSION, encode};
-use fusionllm_transport::{ALPN, Ticket, WIRE_VERSION};
+use fusionllm_transport::{ALPN, Lane, Ticket, WIRE_VERSION};
 use iroh::endpoint::{Connection, SendStream, presets};
 use iroh::{Endpoint, EndpointAddr, PublicKey, TransportAddr};
 use tokio::runtime::Runtime;
@@ -113,7 +113,7 @@ impl Attackers {
         let mut streams = Vec::new();
         loop {
             let mut stream = connection.accept_uni().await.ok()?;
-            let mut prelude = [0; 6];
+            let mut prelude = [0; 7];
             stream.read_exact(&mut prelude).await.ok()?;
             if prelude[5] == 0 {
                 // The answer says that it is refused. It need not know why.
@@ -179,13 +179,19 @@ async fn endpoint() -> Endpoint {
     builder.bind_addr((Ipv4Addr::LOCALHOST, 0)).unwrap().bind().await.unwrap()
 }
 
+/// Opens all streams, and returns the first of each lane.
 async fn open_lanes(connection: &Connection) -> Option<[SendStream; 3]> {
-    let open = async |lane| {
-        let mut stream = connection.open_uni().await.ok()?;
-        stream.write_all(&[b'F', b'L', b'L', b'M', WIRE_VERSION, lane]).await.ok()?;
-        Some(stream)
-    };
-    Some([open(0).await?, open(1).await?, open(2).await?])
+    let mut first = Vec::new();
+    for lane in Lane::ALL {
+        for number in 0..lane.streams() {
+            let mut stream = connection.open_uni().await.ok()?;
+            stream.write_all(&[b'F', b'L', b'L', b'M', WIRE_VERSION, lane as u8, number as u8]).await.ok()?;
+            if number == 0 {
+                first.push(stream);
+            }
+        }
+    }
+    first.try_into().ok()
 }
 
 /// A frame with the hello of a joiner that has no ticket.
@@ -202,7 +208,8 @@ fn hello() -> Vec<u8> {
         addr: Vec::new(),
     }));
     let message = message.unwrap();
-    [&0u32.to_le_bytes()[..], &(message.len() as u64).to_le_bytes(), &message].concat()
+    // A payload's block begins with the number of its streams.
+    [&0u32.to_le_bytes()[..], &(message.len() as u64).to_le_bytes(), &[1], &message].concat()
 }
 
 /// The first datagrams of connections to the broker, each of another connection. They go to a socket that never

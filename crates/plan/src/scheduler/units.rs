@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use foldhash::HashMap;
 use fusionllm_program::PeerId;
 
-use crate::cost::congestion::window_rate;
+use crate::cost::congestion::{send_rate, window};
 use crate::cost::{Cluster, Device, Line, Place, Processor};
 use crate::search::{LineShare, LinkCost, Machines, OffloadCost, ProcessorShare, Unit, communities};
 
@@ -70,9 +70,10 @@ impl<'a> DeviceLinks<'a> {
 
     /// Counts the windows of a connection, whose two directions are at these places.
     fn limit_by_windows(&mut self, there: usize, back: usize) {
-        let rate = window_rate(self.costs[there].latency + self.costs[back].latency);
+        let round_trip = self.costs[there].latency + self.costs[back].latency;
         for at in [there, back] {
-            self.costs[at].window_per_byte = 1.0 / rate;
+            let window = window(1.0 / self.costs[at].per_byte, round_trip);
+            self.costs[at].window_per_byte = 1.0 / send_rate(window, round_trip, window);
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use super::round_trip::RoundTrip;
-use crate::cost::congestion::MAX_WINDOW;
+use crate::cost::congestion::STREAM_WINDOW;
 use crate::schedule::Schedule;
 
 /// Up to this many units, OP-Fence also changes the order of units.
@@ -198,7 +198,7 @@ impl LinkCost {
 
     /// Seconds for which a message keeps the link busy.
     pub(crate) fn busy(&self, bytes: f64) -> f64 {
-        let fills_window = bytes >= MAX_WINDOW as f64;
+        let fills_window = bytes >= STREAM_WINDOW as f64;
         let per_byte = if fills_window { self.per_byte.max(self.window_per_byte) } else { self.per_byte };
         if bytes > 0.0 { bytes * per_byte } else { 0.0 }
     }

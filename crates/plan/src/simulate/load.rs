@@ -8,6 +8,7 @@ use fusionllm_program::{Address, PeerId, Program, ProgramError};
 use super::SimulateOptions;
 use super::messages::{Message, Messages, value_type};
 use super::steps::{Step, Writer};
+use crate::cost::congestion::window;
 use crate::cost::{Cluster, CodecStep, Line, Link, message_bytes};
 use crate::error::PlanError;
 
@@ -25,6 +26,8 @@ pub(super) struct Channel {
     pub(super) shared: Vec<u32>,
     /// Bytes/s of the slowest of the other lines.
     pub(super) bandwidth: f64,
+    /// The most bytes in flight.
+    pub(super) window: f64,
 }
 
 pub(super) struct Load {
@@ -228,8 +231,9 @@ impl<'a> Routes<'a> {
         let latency = route.link().latency;
         // Without a link back there is no connection. Another check reports that.
         let round_trip = latency + self.cluster.link(to, from).map_or(latency, |back| back.latency);
+        let window = window(route.link().bandwidth, round_trip);
         let (shared, bandwidth) = (Vec::new(), f64::INFINITY);
-        self.channels.push(Channel { from, to, latency, round_trip, lines, shared, bandwidth });
+        self.channels.push(Channel { from, to, latency, round_trip, lines, shared, bandwidth, window });
         self.known.insert((from, to), id);
         Ok(id)
     }

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use super::load::Load;
 use crate::cost::Line;
-use crate::cost::congestion::{MAX_WINDOW, send_rate, shared_bandwidth};
+use crate::cost::congestion::{send_rate, shared_bandwidth};
 
 /// Levels that differ by less than this share are equal.
 const TOLERANCE: f64 = 1e-9;
@@ -116,7 +116,7 @@ impl<'a> Network<'a> {
         let c = &mut self.channels[channel as usize];
         let message = c.queue.front().map(|queued| queued.message);
         c.flow = message.map(|message| {
-            let max_rate = send_rate(c.queued, route.round_trip).min(route.bandwidth);
+            let max_rate = send_rate(c.queued, route.round_trip, route.window).min(route.bandwidth);
             Flow { left: load.messages[message as usize].bytes, rate: 0.0, max_rate, since: now, start: now }
         });
         for &l in &route.shared {
@@ -200,13 +200,15 @@ impl<'a> Network<'a> {
     fn capacity(&self, line: u32) -> f64 {
         let SharedLine { bandwidth, active, .. } = &self.lines[line as usize];
         let channels = || active.iter().map(|&c| &self.channels[c as usize]);
-        let in_flight = channels().map(|c| c.queued.min(MAX_WINDOW as f64)).sum();
+        let routes = || active.iter().map(|&c| &self.load.channels[c as usize]);
+        let in_flight = channels().zip(routes()).map(|(c, route)| c.queued.min(route.window)).sum();
+        let round_trip = routes().map(|route| route.round_trip).fold(f64::INFINITY, f64::min);
         // Training runs that kept uplinks full used no more of them than those that paused.
         let pausing = match self.load.lines[line as usize].0 {
             Line::Card { .. } => channels().filter(|c| c.queue.len() < 2).count(),
             Line::Uplink { .. } | Line::Link { .. } => active.len(),
         };
-        shared_bandwidth(*bandwidth, active.len(), pausing, in_flight)
+        shared_bandwidth(*bandwidth, active.len(), pausing, in_flight, round_trip)
     }
 
     /// The level at which a line's channels fill it; infinite if they do not.
@@ -265,7 +267,8 @@ mod tests {
                 shared.retain(|_| choices.one_in(2));
                 let bandwidth = choices.log_uniform(1e4, 1e9);
                 let (from, to) = (PeerId(0), PeerId(1));
-                Route { from, to, latency: 0.0, round_trip: 1e-5, lines: shared.clone(), shared, bandwidth }
+                let window = 1.25e6;
+                Route { from, to, latency: 0.0, round_trip: 1e-5, lines: shared.clone(), shared, bandwidth, window }
             })
             .collect();
         let tensor = Address::Held { value: fusionllm_graph::ValueId(0) };
