@@ -15,25 +15,32 @@ use crate::NodeError;
 const BYTES: u64 = 1 << 20;
 /// Messages that are timed. As many are sent before, while the connection finds its rate.
 const MESSAGES: usize = 16;
+/// Bytes of a message that fits into one packet.
+const SMALL: usize = 1200;
+/// Such messages that are timed together.
+const PACKETS: usize = 100;
+/// Bytes on the wire of a full packet, as the planner counts them.
+const PACKET_BYTES: f64 = 1480.0;
 
 /// Adds the processor time that the network takes to what is measured of a device on which `backend` computes, unless
 /// the device leaves the processor to the network.
 pub fn measure_traffic(device: &mut Device, backend: &dyn Backend) {
     // A machine that cannot connect to itself may still train with others.
     if let Some(threads) = backend.device().threads
-        && let Ok(Some(curve)) = cost()
+        && let Ok([together, alone]) = cost()
     {
-        device.measured.traffic = Some(curve.faster(threads as f64));
+        let of_thread = |curve: Option<Curve>| curve.map(|curve| curve.faster(threads as f64));
+        (device.measured.traffic, device.measured.packets) = (of_thread(together), of_thread(alone));
     }
 }
 
-/// Processor seconds to encrypt and send, or to receive and decrypt, by bytes. They are half the time of a connection
-/// that has both ends here.
-fn cost() -> Result<Option<Curve>, NodeError> {
+/// Processor seconds to encrypt and send, or to receive and decrypt, by bytes: of long messages, and of packets that
+/// come one at a time. They are half the time of a connection that has both ends here.
+fn cost() -> Result<[Option<Curve>; 2], NodeError> {
     let failed = |e: &dyn Display| NodeError::Network(format!("this machine cannot be connected to itself: {e}"));
     // Everything runs on this thread, whose time is measured.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| failed(&e))?;
-    let mut took = runtime.block_on(async {
+    let [together, alone] = runtime.block_on(async {
         let options =
             || EndpointOptions { pinned: true, connect_timeout: Duration::from_secs(2), ..EndpointOptions::new() };
         let bind = async || Endpoint::bind(options()).await.map_err(|e| failed(&e));
@@ -43,25 +50,38 @@ fn cost() -> Result<Option<Curve>, NodeError> {
         let ((from, _lanes), Some((_to, mut lanes))) = (calling.map_err(|e| failed(&e))?, called) else {
             return Err(failed(&"the connection is closed"));
         };
-        let payload = [Bytes::from(vec![0; BYTES as usize])];
-        let mut took = Vec::new();
-        for _ in 0..2 * MESSAGES {
-            let watch = Stopwatch::start(true);
-            let sent = async { from.send(Lane::Tensors, b"", &payload).await.map_err(|e| failed(&e)) };
+        let [long, small] = [BYTES as usize, SMALL].map(|bytes| [Bytes::from(vec![0; bytes])]);
+        let mut pass = async |payload: &[Bytes]| {
+            let sent = async { from.send(Lane::Tensors, b"", payload).await.map_err(|e| failed(&e)) };
             let got = async {
                 let frame = lanes.tensors.next().await.map_err(|e| failed(&e))?;
                 frame.ok_or_else(|| failed(&"the connection is closed"))?.read(BYTES).await.map_err(|e| failed(&e))
             };
-            tokio::try_join!(sent, got)?;
-            took.push(watch.seconds());
+            tokio::try_join!(sent, got)
+        };
+        let [mut together, mut alone] = [const { Vec::new() }; 2];
+        for _ in 0..2 * MESSAGES {
+            let watch = Stopwatch::start(true);
+            pass(&long).await?;
+            together.push(watch.seconds());
+        }
+        for _ in 0..2 * MESSAGES {
+            let watch = Stopwatch::start(true);
+            for _ in 0..PACKETS {
+                pass(&small).await?;
+            }
+            alone.push(watch.seconds() / PACKETS as f64);
         }
         tokio::join!(one.close(""), other.close(""));
-        Ok(took)
+        Ok([together, alone])
     })?;
-    let mut timed = took.split_off(MESSAGES);
-    timed.sort_by(f64::total_cmp);
-    let message = timed[MESSAGES / 2] / 2.0;
-    Ok(Curve::new(vec![(1.0, message / BYTES as f64), (BYTES as f64, message)]))
+    let per_byte = |mut took: Vec<f64>, bytes: f64| {
+        let mut timed = took.split_off(MESSAGES);
+        timed.sort_by(f64::total_cmp);
+        timed[MESSAGES / 2] / 2.0 / bytes
+    };
+    let curve = |per_byte: f64| Curve::new(vec![(1.0, per_byte), (BYTES as f64, per_byte * BYTES as f64)]);
+    Ok([curve(per_byte(together, BYTES as f64)), curve(per_byte(alone, PACKET_BYTES))])
 }
 
 #[cfg(test)]
@@ -70,10 +90,13 @@ mod tests {
 
     #[test]
     fn bytes_cost_in_proportion() {
-        let curve = cost().unwrap().unwrap();
-        let message = curve.at(BYTES as f64);
-        for part in [1.0, 64.0, 1e4, BYTES as f64, 1e9] {
-            assert!((curve.at(part) / message / (part / BYTES as f64) - 1.0).abs() < 1e-9);
+        for curve in cost().unwrap() {
+            let curve = curve.unwrap();
+            let message = curve.at(BYTES as f64);
+            assert!(message > 0.0);
+            for part in [1.0, 64.0, 1e4, BYTES as f64, 1e9] {
+                assert!((curve.at(part) / message / (part / BYTES as f64) - 1.0).abs() < 1e-9);
+            }
         }
     }
 }

@@ -126,10 +126,18 @@ impl Device {
         self.slowdown * curve.at(work_units(cost))
     }
 
-    /// Seconds of computing that are lost to sending or receiving `bytes` on the same processor, whatever the slowdown.
-    /// Zero if not measured. All cores are assumed to compute.
-    pub(crate) fn traffic_seconds(&self, bytes: f64) -> f64 {
-        self.measured.traffic.as_ref().map_or(0.0, |curve| curve.at(bytes))
+    /// Seconds of computing that are lost to sending or receiving `bytes` on the same processor over a path of `rate`
+    /// bytes/s, whatever the slowdown. Zero if not measured. All cores are assumed to compute.
+    ///
+    /// Where devices share a processor, the network wakes up for each packet, and no core is idle for it. The faster the
+    /// path, the more packets it finds each time. So a packet never costs more than the time that it takes on the path.
+    pub(crate) fn traffic_seconds(&self, bytes: f64, rate: f64) -> f64 {
+        let at = |curve: &Option<Curve>| curve.as_ref().map_or(0.0, |curve| curve.at(bytes));
+        let together = at(&self.measured.traffic);
+        match &self.processor {
+            Some(processor) => together.max(at(&self.measured.packets).min(bytes / rate / processor.busy)),
+            None => together,
+        }
     }
 
     /// Seconds of the codec thread for `elements` elements, whatever the slowdown: as measured for that codec, else at
@@ -247,5 +255,20 @@ mod tests {
         let scratch = [&transposed, &plain].map(|k| device.scratch_bytes(k, "matmul", &cost));
         assert_eq!(scratch, [0, 64], "an operator measured by signature has the scratch measured by signature");
         assert!(device.knows_signatures());
+    }
+
+    #[test]
+    fn packets_cost_more_where_devices_share_a_processor() {
+        let curve = |per_byte: f64| Curve::new(vec![(1.0, per_byte), (1e6, per_byte * 1e6)]);
+        let measured = Measured { traffic: curve(1e-9), packets: curve(7e-9), ..Measured::default() };
+        let alone = Device { measured, ..Device::new("alone", RATES, 1) };
+        let processor = Processor { name: "pc".into(), cores: 2.0, busy: 1.0, crowded: 1.0, crowd: 2.0 };
+        let shares = Device { processor: Some(processor), ..alone.clone() };
+        let seconds = |device: &Device, rate| (device.traffic_seconds(1e6, rate) * 1e6).round() / 1e6;
+        assert_eq!([1e6, 1e10].map(|rate| seconds(&alone, rate)), [1e-3; 2]);
+        assert_eq!(seconds(&shares, 1e6), 7e-3, "each packet wakes the network");
+        assert_eq!(seconds(&shares, 2.5e8), 4e-3, "as long as the path takes");
+        assert_eq!(seconds(&shares, 1e10), 1e-3, "many packets are found at once");
+        assert_eq!(seconds(&Device { measured: Measured::default(), ..shares }, 1e6), 0.0);
     }
 }

@@ -47,6 +47,8 @@ pub struct Measured {
     pub upload: Option<Curve>,
     /// The processor's time to send or receive, divided by the number of computing threads, by bytes on the wire.
     pub traffic: Option<Curve>,
+    /// The same for bytes whose packets are sent and received one at a time, as slow lines carry them.
+    pub packets: Option<Curve>,
 }
 
 const ENCODE: &str = "encode.";
@@ -54,6 +56,7 @@ const DECODE: &str = "decode.";
 const DOWNLOAD: &str = "download";
 const UPLOAD: &str = "upload";
 const TRAFFIC: &str = "traffic";
+const PACKETS: &str = "packets";
 
 impl OperatorCurves {
     /// Whether nothing was measured.
@@ -97,7 +100,7 @@ impl Measured {
     /// The number of curves.
     pub fn len(&self) -> usize {
         let maps = [&self.operators.by_name, &self.operators.by_signature, &self.encode, &self.decode];
-        let single = [&self.download, &self.upload, &self.traffic];
+        let single = [&self.download, &self.upload, &self.traffic, &self.packets];
         maps.iter().map(|m| m.len()).sum::<usize>() + single.iter().filter(|c| c.is_some()).count()
     }
 
@@ -136,7 +139,7 @@ impl Measured {
     /// Every curve.
     pub(crate) fn curves_mut(&mut self) -> impl Iterator<Item = &mut Curve> {
         let codecs = self.encode.values_mut().chain(self.decode.values_mut());
-        let single = [&mut self.download, &mut self.upload, &mut self.traffic].into_iter().flatten();
+        let single = [&mut self.download, &mut self.upload, &mut self.traffic, &mut self.packets].into_iter().flatten();
         self.operators.curves_mut().chain(codecs).chain(single)
     }
 }
@@ -168,6 +171,7 @@ impl From<Curves> for Measured {
                     DOWNLOAD => m.download = Some(curve),
                     UPLOAD => m.upload = Some(curve),
                     TRAFFIC => m.traffic = Some(curve),
+                    PACKETS => m.packets = Some(curve),
                     _ => m.operators.insert(key, curve),
                 }
             }
@@ -181,7 +185,7 @@ impl From<Measured> for Curves {
         let mut map = Self::from(m.operators);
         map.extend(m.encode.into_iter().map(|(codec, curve)| (format!("{ENCODE}{codec}"), curve)));
         map.extend(m.decode.into_iter().map(|(codec, curve)| (format!("{DECODE}{codec}"), curve)));
-        let single = [(DOWNLOAD, m.download), (UPLOAD, m.upload), (TRAFFIC, m.traffic)];
+        let single = [(DOWNLOAD, m.download), (UPLOAD, m.upload), (TRAFFIC, m.traffic), (PACKETS, m.packets)];
         map.extend(single.into_iter().filter_map(|(key, curve)| Some((key.to_owned(), curve?))));
         map
     }
@@ -197,6 +201,7 @@ mod tests {
         let keys = ["mm", "mm f32[2, 2] f32[2, 2] -> f32[2, 2]", "encode.int8", "decode.int8", "download", "upload"];
         let mut map: Curves = keys.iter().zip(1..).map(|(k, s)| (k.to_string(), curve(f64::from(s)))).collect();
         map.insert("traffic".into(), curve(9.0));
+        map.insert("packets".into(), curve(10.0));
         let measured = Measured::from(map.clone());
         assert_eq!(measured.len(), map.len());
         assert_eq!(measured.operators.by_signature[keys[1]], curve(2.0));

@@ -185,7 +185,8 @@ fn coded(m: &Message, programs: &[Program], cluster: &Cluster) -> Result<Coded, 
         (codec, Some(device)) => device.codec_seconds(step, &codec, ty.numel()),
     };
     let bytes = message_bytes(payload);
-    let lost = [m.from, m.to].map(|end| device(end).map_or(0.0, |device| device.traffic_seconds(bytes)));
+    let rate = cluster.link(m.from, m.to).map_or(f64::INFINITY, |link| link.bandwidth);
+    let lost = [m.from, m.to].map(|end| device(end).map_or(0.0, |device| device.traffic_seconds(bytes, rate)));
     let sparse = matches!(codec, Codec::TopK(_));
     Ok(Coded {
         payload,
