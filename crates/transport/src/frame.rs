@@ -93,6 +93,11 @@ pub(crate) struct Prefix {
 }
 
 impl Prefix {
+    /// Bytes of the frame beside its payload: the prefix itself, the header, and a byte for each block.
+    pub(crate) fn head_bytes(self) -> u64 {
+        (PREFIX_BYTES + self.header) as u64 + self.payload.div_ceil(BLOCK_BYTES)
+    }
+
     pub(crate) fn encode(self) -> [u8; PREFIX_BYTES] {
         let mut bytes = [0; PREFIX_BYTES];
         bytes[..4].copy_from_slice(&(self.header as u32).to_le_bytes());
@@ -143,11 +148,6 @@ pub(crate) enum Turn {
 impl Deal {
     pub(crate) fn new(payload: u64) -> Self {
         Self { unbegun: payload, ..Self::default() }
-    }
-
-    /// The blocks of a payload.
-    pub(crate) fn blocks(payload: u64) -> u64 {
-        payload.div_ceil(BLOCK_BYTES)
     }
 
     /// Bytes of the payload that are left.
@@ -210,7 +210,8 @@ mod tests {
     #[test]
     fn a_payload_is_dealt_out_in_blocks_of_equal_parts() {
         let mut deal = Deal::new(BLOCK_BYTES + 5);
-        assert_eq!((deal.turn(), deal.left(), Deal::blocks(deal.left())), (Turn::Block, BLOCK_BYTES + 5, 2));
+        assert_eq!((deal.turn(), deal.left()), (Turn::Block, BLOCK_BYTES + 5));
+        assert_eq!(Prefix { header: 100, payload: deal.left() }.head_bytes(), 12 + 100 + 2);
         deal.begin(3);
         let part = BLOCK_BYTES.div_ceil(3);
         assert_eq!(deal.turn(), Turn::Part { stream: 0, bytes: part });
@@ -227,7 +228,7 @@ mod tests {
             assert_eq!(deal.turn(), Turn::Part { stream, bytes: 1 }, "no more streams than bytes");
             deal.moved(1);
         }
-        assert_eq!((deal.turn(), Deal::new(0).turn(), Deal::blocks(0)), (Turn::Over, Turn::Over, 0));
+        assert_eq!((deal.turn(), Deal::new(0).turn()), (Turn::Over, Turn::Over));
     }
 
     proptest! {

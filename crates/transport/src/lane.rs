@@ -3,8 +3,6 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::frame::Deal;
-
 /// One of a connection's sequences of frames.
 ///
 /// Frames keep their order within a lane and never wait for another lane. QUIC sends queued data of earlier
@@ -77,11 +75,10 @@ pub(crate) struct LaneCounters {
 }
 
 impl LaneCounters {
-    /// Counts a new frame with a prefix and header of this size, and the heads of its payload's blocks.
-    pub(crate) fn add_frame(&self, head_bytes: usize, payload_bytes: u64) {
+    /// Counts a new frame with so many bytes before its payload and the payload's blocks.
+    pub(crate) fn add_frame(&self, head_bytes: u64) {
         self.frames.fetch_add(1, Relaxed);
-        // The peer may announce any number of bytes.
-        self.total_bytes.fetch_add(Deal::blocks(payload_bytes) + head_bytes as u64, Relaxed);
+        self.total_bytes.fetch_add(head_bytes, Relaxed);
     }
 
     pub(crate) fn add_payload(&self, bytes: u64) {

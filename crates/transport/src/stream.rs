@@ -78,7 +78,8 @@ impl Sender {
             return Err(SendError::HeaderTooLong(header.len()));
         }
         let length = payload.iter().map(|slice| slice.len() as u64).sum();
-        let prefix = Prefix { header: header.len(), payload: length }.encode();
+        let head = Prefix { header: header.len(), payload: length };
+        let prefix = head.encode();
         let mut rest = VecDeque::with_capacity(1 + payload.len());
         rest.push_back([&prefix, header].concat().into());
         rest.extend(payload.iter().filter(|slice| !slice.is_empty()).cloned());
@@ -94,7 +95,7 @@ impl Sender {
             begun: false,
         };
         let counters = &shared.sent[self.lane as usize];
-        counters.add_frame(prefix.len() + header.len(), length);
+        counters.add_frame(head.head_bytes());
         counters.add_payload(length);
         write.run().await.map_err(|error| self.error(shared, error))
     }
@@ -264,7 +265,7 @@ impl Receiver {
         };
         self.head.clear();
         self.unread = Deal::new(prefix.payload);
-        self.shared.received[self.lane as usize].add_frame(PREFIX_BYTES + prefix.header, prefix.payload);
+        self.shared.received[self.lane as usize].add_frame(prefix.head_bytes());
         Ok(Some(Frame { header, receiver: self }))
     }
 
