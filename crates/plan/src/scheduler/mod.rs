@@ -5,6 +5,7 @@ mod atoms;
 mod baselines;
 mod misfit;
 mod options;
+mod parallel;
 mod prepare;
 mod scheduled;
 mod space;

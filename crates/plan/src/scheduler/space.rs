@@ -1,7 +1,7 @@
 //! The search over workloads, schedules and numbers of replicas.
 
-use std::cell::OnceCell;
 use std::collections::BTreeSet;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use fusionllm_program::PeerId;
@@ -9,6 +9,7 @@ use fusionllm_program::PeerId;
 use super::atoms::ModelChain;
 use super::misfit::misfit;
 use super::options::{PlanOptions, Scheduler, Workload};
+use super::parallel::{for_each, threads};
 use super::prepare::{PreparedPlan, with_simulator};
 use super::scheduled::Scheduled;
 use super::units::{DeviceLinks, SEARCHED_UNITS};
@@ -77,7 +78,7 @@ struct Case<'a> {
     model: ModelChain,
     problem: Problem,
     /// See [`SearchSpace::communities`].
-    communities: OnceCell<Vec<Vec<u32>>>,
+    communities: OnceLock<Vec<Vec<u32>>>,
 }
 
 /// A plan over a workload's atoms, and the devices of each unit.
@@ -89,6 +90,7 @@ struct Choice {
 }
 
 /// What one search looks at.
+#[derive(Clone)]
 struct Scope {
     workload: usize,
     /// The only devices that are used. `None` for all.
@@ -174,7 +176,7 @@ impl<'a> SearchSpace<'a> {
                 space.links.machines(&groups, &space.class, &seconds)
             };
             let problem = Problem::new(model.chain.clone(), machines, workload.micro_batches);
-            space.cases.push(Case { workload, model, problem, communities: OnceCell::new() });
+            space.cases.push(Case { workload, model, problem, communities: OnceLock::new() });
         }
         Ok(space)
     }
@@ -230,18 +232,26 @@ impl<'a> SearchSpace<'a> {
 
     /// Simulates plans and returns the best. Plans that fit the simulated memory come first, then faster ones.
     fn judge(&self, choices: Vec<Choice>, bound: f64, options: &PlanOptions) -> Result<Judged, PlanError> {
-        let mut best: Option<Judged> = None;
         let mut left = MAX_SIMULATED_RUNS;
-        for choice in choices {
+        let affordable = choices.iter().take_while(|choice| {
             let workload = self.cases[choice.workload].workload;
             let runs = workload.train.graph.nodes.len() * workload.micro_batches as usize;
-            if best.is_some() && (runs > left || self.stop.load(Relaxed)) {
+            let is_first = left == MAX_SIMULATED_RUNS;
+            let is_affordable = is_first || runs <= left;
+            left = left.saturating_sub(runs);
+            is_affordable
+        });
+        let affordable = affordable.count();
+        let mut best: Option<Judged> = None;
+        for choices in choices[..affordable].chunks(threads()) {
+            if best.is_some() && self.stop.load(Relaxed) {
                 break;
             }
-            left = left.saturating_sub(runs);
-            let judged = self.simulated(&choice, bound, options)?;
-            if best.as_ref().is_none_or(|b| judged.better(b)) {
-                best = Some(judged);
+            for judged in for_each(choices, |choice| self.simulated(choice, bound, options)) {
+                let judged = judged?;
+                if best.as_ref().is_none_or(|b| judged.better(b)) {
+                    best = Some(judged);
+                }
             }
         }
         best.ok_or_else(|| self.misfit(options))
@@ -361,9 +371,10 @@ impl<'a> SearchSpace<'a> {
                 best.extend(op_fence(&coarse, &options.schedules, &known));
             }
             let members: Vec<Vec<u32>> = problem.machines.units.iter().map(|u| u.members.clone()).collect();
-            for plan in best {
-                for schedule in schedules_of(&plan, &members, options) {
-                    let plan = refined(&problem, &plan.stages, schedule, &cuts);
+            let scheduled = |plan| schedules_of(plan, &members, options).into_iter().map(move |s| (&plan.stages, s));
+            let rough: Vec<(&Vec<StageRange>, Schedule)> = best.iter().flat_map(scheduled).collect();
+            for rough in rough.chunks(threads()) {
+                for plan in for_each(rough, |(stages, schedule)| refined(&problem, stages, *schedule, &cuts)) {
                     let feasible = plan.score.feasible();
                     let choice = Choice { workload, plan, members: members.clone() };
                     if feasible && !choices.contains(&choice) {
@@ -382,16 +393,22 @@ impl<'a> SearchSpace<'a> {
     /// The first search: for each scope, the best coarse plans. The best come first. It adds the devices that it tries.
     fn trials(&self, options: &PlanOptions, tried: &mut BTreeSet<u32>) -> Vec<Trial> {
         let mut trials: Vec<Trial> = Vec::new();
-        for scope in self.scopes(options) {
-            if trials.iter().any(|t| !t.plans.is_empty()) && self.stop.load(Relaxed) {
-                break;
-            }
-            let problem = self.problem(&scope);
-            tried.extend(problem.machines.units.iter().flat_map(|u| &u.members));
+        let quick = |scope: &Scope| {
+            let problem = self.problem(scope);
             let coarse = problem.with_cuts(&coarse_cuts(&problem));
             let known = [equal_number(&coarse), equal_compute(&coarse)];
             let plans = self.at_once(options).filter_map(|s| search(&coarse, s, &known, SearchDepth::Quick)).collect();
-            trials.push(Trial { plans, scope });
+            let units = problem.machines.units;
+            (Trial { plans, scope: scope.clone() }, units.into_iter().flat_map(|u| u.members))
+        };
+        for scopes in self.scopes(options).chunks(threads()) {
+            if trials.iter().any(|t| !t.plans.is_empty()) && self.stop.load(Relaxed) {
+                break;
+            }
+            for (trial, members) in for_each(scopes, quick) {
+                tried.extend(members);
+                trials.push(trial);
+            }
         }
         trials.sort_by(|a, b| a.step().total_cmp(&b.step()));
         let shortest = trials.first().map_or(f64::INFINITY, Trial::step);
