@@ -11,6 +11,7 @@ mod cost;
 mod error;
 mod graph_facts;
 mod offload;
+mod parallel;
 mod plan;
 mod saved;
 mod schedule;

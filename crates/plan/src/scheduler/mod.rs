@@ -5,7 +5,6 @@ mod atoms;
 mod baselines;
 mod misfit;
 mod options;
-mod parallel;
 mod prepare;
 mod scheduled;
 mod space;

@@ -9,7 +9,6 @@ use fusionllm_program::PeerId;
 use super::atoms::ModelChain;
 use super::misfit::misfit;
 use super::options::{PlanOptions, Scheduler, Workload};
-use super::parallel::{for_each, threads};
 use super::prepare::{PreparedPlan, with_simulator};
 use super::scheduled::Scheduled;
 use super::units::{DeviceLinks, SEARCHED_UNITS};
@@ -17,6 +16,7 @@ use super::unused::{unused_alone, unused_together};
 use crate::codecs::{Compression, assign};
 use crate::cost::{Cluster, classes};
 use crate::error::PlanError;
+use crate::parallel::{for_each, threads};
 use crate::plan::Plan;
 use crate::schedule::Schedule;
 use crate::search::{

@@ -416,9 +416,12 @@ impl<'a> Cutter<'a> {
                     continue;
                 }
                 let ahead = label.machines as usize + copies;
+                if self.round_trip.period(pipeline, ahead) > period {
+                    continue;
+                }
                 let in_flight = self.round_trip.in_flight(ahead);
                 let memory = self.problem.memory(self.unit(j), lo, hi, in_flight) + beside.memory;
-                if memory <= most && self.round_trip.period(pipeline, ahead) <= period {
+                if memory <= most {
                     best = Label { pipeline, machines: ahead as u16, hi: hi as u16, next: label.next };
                 }
             }

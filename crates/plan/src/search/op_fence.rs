@@ -6,6 +6,7 @@ use super::orders::orders;
 use super::problem::{MAX_THOROUGH_UNITS, Problem};
 use super::refine::{best_cuts, polish, reorder, with_best_schedule};
 use super::score::{ScoredPlan, StageRange};
+use crate::parallel::for_each;
 use crate::schedule::Schedule;
 
 /// Partial plans that the beam search keeps, per position and number of stages.
@@ -68,14 +69,16 @@ pub(crate) fn search(
 }
 
 fn thorough(problem: &Problem, schedules: &[Schedule], orders: &[Vec<u32>]) -> Option<ScoredPlan> {
-    let mut best: Option<ScoredPlan> = None;
-    for (i, start) in best_cuts(problem, orders, schedules, Effort::Fine, REFINED_ORDERS) {
-        let mut cuts = REORDER_CUTS;
-        let plan = reorder(problem, &orders[i], schedules, start, &mut cuts);
+    let starts = best_cuts(problem, orders, schedules, Effort::Fine, REFINED_ORDERS);
+    let refined = for_each(&starts, |(i, start)| {
+        let plan = reorder(problem, &orders[*i], schedules, start.clone(), REORDER_CUTS);
         let order: Vec<u32> = plan.stages.iter().map(|g| g.unit).collect();
         let fine = cut(problem, &without_repeats(order), plan.schedule, Effort::Fine);
         let plan = fine.filter(|f| f.score.better(&plan.score)).unwrap_or(plan);
-        let plan = polish(problem, plan, &mut { POLISH_TRIES });
+        polish(problem, plan, &mut { POLISH_TRIES })
+    });
+    let mut best: Option<ScoredPlan> = None;
+    for plan in refined {
         if best.as_ref().is_none_or(|b| plan.score.better(&b.score)) {
             best = Some(plan);
         }

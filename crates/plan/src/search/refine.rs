@@ -3,6 +3,7 @@
 use super::cut::{Effort, cut, cut_like};
 use super::problem::Problem;
 use super::score::{ScoredPlan, StageRange};
+use crate::parallel::for_each;
 use crate::schedule::Schedule;
 
 /// Changes the order of units, and cuts anew after each change, until nothing helps or `cuts` have been made. For few
@@ -12,7 +13,7 @@ pub(crate) fn reorder(
     order: &[u32],
     schedules: &[Schedule],
     found: ScoredPlan,
-    cuts: &mut usize,
+    mut cuts: usize,
 ) -> ScoredPlan {
     let mut best = found;
     // First the units that the plan uses, in its order. Then the units that it leaves out, so that a change may bring
@@ -30,7 +31,7 @@ pub(crate) fn reorder(
             let Some(left) = cuts.checked_sub(1) else {
                 return best;
             };
-            *cuts = left;
+            cuts = left;
             let mut other = order.clone();
             if swap {
                 other.swap(from, to);
@@ -239,11 +240,11 @@ pub(crate) fn best_cuts(
     effort: Effort,
     keep: usize,
 ) -> Vec<(usize, ScoredPlan)> {
-    let mut found: Vec<(usize, ScoredPlan)> = Vec::new();
-    for (i, order) in orders.iter().enumerate() {
+    let best = for_each(orders, |order| {
         let cuts = schedules.iter().filter_map(|s| cut(problem, order, *s, effort));
-        found.extend(cuts.min_by(|a, b| a.score.step.total_cmp(&b.score.step)).map(|f| (i, f)));
-    }
+        cuts.min_by(|a, b| a.score.step.total_cmp(&b.score.step))
+    });
+    let mut found: Vec<(usize, ScoredPlan)> = (0..).zip(best).filter_map(|(i, plan)| Some((i, plan?))).collect();
     found.sort_by(|a, b| a.1.score.step.total_cmp(&b.1.score.step));
     found.dedup_by(|a, b| a.1.stages == b.1.stages);
     found.truncate(keep);
