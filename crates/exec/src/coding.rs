@@ -1,10 +1,10 @@
 //! Tensors through codecs.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use fusionllm_compress::{Codec, Element, Encoder, Mask, decode, relative_error, stable_rank};
 use fusionllm_graph::{CounterRng, HostTensor, TensorType, ValueId};
-use fusionllm_program::{Address, PeerId, Program, element};
+use fusionllm_program::{Address, PeerId, element};
 use half::bf16;
 
 use crate::ExecError;
@@ -44,7 +44,7 @@ pub struct Message {
 /// Encodes and decodes the tensors of one peer, in the order in which it sends and receives them.
 ///
 /// Of an activation, top-k sends a part of the entries. Both ends keep their places until the gradient goes back: see
-/// [`Program::masks`]. So one coder must see all messages of a peer.
+/// [`Program::masks`](fusionllm_program::Program::masks). So one coder must see all messages of a peer.
 #[derive(Default)]
 pub struct Coder {
     encoder: Encoder,
@@ -96,9 +96,9 @@ pub struct StableRanks {
 }
 
 impl Coder {
-    /// A coder for the messages of a program.
-    pub fn new(program: &Program) -> Self {
-        let of = program.masks.iter().map(|(ends, values)| (*ends, values.iter().copied().collect())).collect();
+    /// A coder for the messages of a program with these [masks](fusionllm_program::Program::masks).
+    pub fn new(masks: &BTreeMap<(ValueId, PeerId), BTreeSet<ValueId>>) -> Self {
+        let of = masks.iter().map(|(ends, values)| (*ends, values.iter().copied().collect())).collect();
         Self { of, ..Self::default() }
     }
 

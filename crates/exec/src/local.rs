@@ -127,7 +127,7 @@ impl LocalRun {
             let threads: Vec<_> = peers
                 .map(|(executor, (program, script))| {
                     scope.spawn(move || {
-                        let coder = Coder::new(program);
+                        let coder = Coder::new(&program.masks);
                         let mut communicator = BoardCommunicator { board, program, coder };
                         let result = executor.run(program, script, 0, step, &mut communicator);
                         if let Err(e) = &result {

@@ -183,7 +183,7 @@ fn beside<'a>(graph: &Graph, program: &'a Program, other: &'a Program) -> OtherP
         executor.load(&value.name, &initial(1)(value).unwrap()).unwrap();
     }
     let script = executor.prepare(program).unwrap();
-    let (inputs, coders) = (batch(graph, 2, 0), [program, other].map(Coder::new));
+    let (inputs, coders) = (batch(graph, 2, 0), [program, other].map(|p| Coder::new(&p.masks)));
     let mut beside = OtherPeer { program, other, inputs, coders, masks: BTreeMap::new(), sent: Vec::new() };
     executor.run(program, &script, 0, 0, &mut beside).unwrap();
     beside

@@ -82,7 +82,7 @@ fn run(assignment: &Assignment, program: &Program, fill: u8) -> Result<(), ExecE
     let script = executor.prepare(program)?;
     executor.set_inspect(true);
     let mut strangers =
-        Strangers { incoming: program.incoming(), fill, coder: Coder::new(program), encoded: Vec::new() };
+        Strangers { incoming: program.incoming(), fill, coder: Coder::new(&program.masks), encoded: Vec::new() };
     executor.run(program, &script, assignment.passes_before, assignment.start, &mut strangers)?;
     Ok(())
 }

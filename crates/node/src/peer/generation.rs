@@ -210,7 +210,7 @@ impl Generation {
         let messages = Messages::default();
         let shared = self.shared.clone();
         let failed = move |reason| shared.send(Event::Failed { generation, reason });
-        let codecs = Codecs::start(self.mailbox.clone(), Coder::new(train), failed)?;
+        let codecs = Codecs::start(self.mailbox.clone(), Coder::new(&train.masks), failed)?;
         let arrivals = Arrivals {
             generation,
             inbox: inbox.clone(),

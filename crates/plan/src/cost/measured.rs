@@ -4,7 +4,7 @@ use super::curve::{Curve, Curves};
 use super::operators::RESULTS;
 
 /// The two steps of a codec.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CodecStep {
     /// From a tensor to bytes.
     Encode,

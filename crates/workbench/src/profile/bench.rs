@@ -11,6 +11,7 @@ use fusionllm_graph::ops::SgdStep;
 use fusionllm_graph::{DType, HostTensor, NodeId, Value, ValueId};
 use fusionllm_program::{Address, Instruction, Optimizer, PeerId, Program, Verdict};
 
+use super::sample::with_fewer;
 use super::{Effort, MAX_REPEATS, mean, noise};
 use crate::WorkbenchError;
 use crate::machine::memory;
@@ -53,19 +54,16 @@ pub(super) fn run(
 /// their segment, so a compiler cannot leave out the operators that make them. In a step they end in gradients.
 fn with_results(program: &Program) -> Program {
     let read: BTreeSet<ValueId> = program.nodes.values().flat_map(|node| node.inputs.iter().copied()).collect();
-    let of_first = |instruction: &&Instruction| match **instruction {
-        Instruction::Run { micro_batch, .. } | Instruction::Free { micro_batch, .. } => micro_batch == 0,
-        _ => true,
-    };
+    let first = with_fewer(program, 1);
     let (mut instructions, results): (Vec<Instruction>, Vec<Instruction>) =
-        program.instructions.iter().filter(of_first).partition(|instruction| match instruction {
+        first.instructions.iter().partition(|instruction| match instruction {
             Instruction::Free { value, .. } => read.contains(value),
             _ => true,
         });
     // No segment goes beyond this instruction.
     instructions.push(Instruction::Clip);
     instructions.extend(results);
-    Program { micro_batches: 1, instructions, ..program.clone() }
+    Program { instructions, ..first }
 }
 
 /// Runs a program repeatedly.

@@ -1,6 +1,7 @@
 //! The brief measurement of a joiner, for which the others wait.
 
 use std::collections::BTreeMap;
+use std::iter::successors;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,8 +20,10 @@ const JOINING: Effort = Effort { warm_up: 1, patience: Duration::from_millis(150
 const MAX_PASS_S: f64 = 5.0;
 
 /// Measures a few small networks in about a second, and then operators of a job's model, by [`samples`](super::samples)
-/// of it. These may be a stranger's. A sample that needs more than `memory` bytes, or too much time, is measured one
-/// operator after the other. What does not fit then is left out.
+/// of it. These may be a stranger's. A sample that needs more than `memory` bytes, or too much time, is measured with
+/// fewer micro-batches. If not even one fits, its operators are measured one after the other, and what does not fit then
+/// is left out. That is the last resort: an operator that runs again and again finds its operands in the caches, where
+/// those of a step left something else.
 ///
 /// # Errors
 ///
@@ -40,9 +43,15 @@ pub fn measure_briefly(
                 tracing::info!("the broker's sample of the model is not valid: {e}");
                 continue;
             }
-            let fits = memory.is_none_or(|memory| sample::needed_bytes(program) <= memory)
-                && slowdown * pass_s(program, &device) <= MAX_PASS_S;
-            if !fits || samples.own(backend, program, &BTreeMap::new(), JOINING, slowdown).is_err() {
+            let fits = |program: &Program| {
+                memory.is_none_or(|memory| sample::needed_bytes(program) <= memory)
+                    && slowdown * pass_s(program, &device) <= MAX_PASS_S
+            };
+            let counts =
+                successors(Some(program.micro_batches), |count| Some(count / 2)).take_while(|count| *count > 0);
+            let fitting = counts.map(|count| sample::with_fewer(program, count)).find(fits);
+            let measured = fitting.map(|program| samples.own(backend, &program, &BTreeMap::new(), JOINING, slowdown));
+            if !matches!(measured, Some(Ok(()))) {
                 samples.one_by_one(backend, program, &device, slowdown, &mut left_out);
             }
         }

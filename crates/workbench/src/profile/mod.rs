@@ -6,7 +6,7 @@ mod file;
 mod left_out;
 mod sample;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -101,7 +101,7 @@ fn measure_on(
             samples.updates(backend.as_ref(), &model.train.graph, THOROUGH, slowdown)?;
         }
         let mut device = samples.device(backend.as_ref());
-        codecs(effort.repeats, &mut device.measured)?;
+        codecs(&mut device.measured)?;
         copies(backend.as_ref(), effort.repeats, &mut device.measured)?;
         Ok(device)
     })
@@ -162,34 +162,52 @@ fn resnet(depth: usize, width: usize, batch: usize) -> Result<Graph, WorkbenchEr
     Ok(config.build(batch, 32, DType::F32)?)
 }
 
-/// Times to encode and decode tensors, by their bytes, under the names that plans use. Top-k is measured at one
-/// ratio, since selection takes its time and reads the whole tensor.
-fn codecs(repeats: usize, measured: &mut Measured) -> Result<(), WorkbenchError> {
+/// Times to encode and decode tensors, by their bytes, under the names that plans use. Top-k is measured at one ratio,
+/// since selection takes its time and reads the whole tensor. As in a run, gradients follow activations, whose masks
+/// they need, and no message finds its tensor in the caches.
+fn codecs(measured: &mut Measured) -> Result<(), WorkbenchError> {
     const NAMES: [&str; 6] = ["bf16", "int8", "int4", "int4-hadamard", "nvfp4", "topk"];
     const RATIO: f64 = 10.0;
-    let message = Message { pass: 0, peer: PeerId(0), tensor: Address::Value { value: ValueId(0), micro_batch: 0 } };
-    let (mut coder, mut coded) = (Coder::default(), Vec::new());
-    for codec in NAMES.iter().filter_map(|name| Codec::from_name(name, RATIO)) {
-        let mut points = [Vec::new(), Vec::new()];
-        for elements in [1 << 13, 1 << 16, 1 << 19] {
-            let tensor = noise(&TensorType::new(DType::F32, [elements]), 1.0)?;
-            let mut took = [Vec::new(), Vec::new()];
-            for _ in 0..=repeats {
-                let watch = Stopwatch::start(true);
-                coder.encode(message, &tensor, &exec::EncodeOptions { codec, seed: 1 }, &mut coded)?;
-                took[0].push(watch.seconds());
-                let watch = Stopwatch::start(true);
-                coder.decode(message, &coded, tensor.ty().clone())?;
-                took[1].push(watch.seconds());
+    const MESSAGES: u32 = 8;
+    let (activation, gradient, other) = (ValueId(0), ValueId(1), PeerId(0));
+    let masks = BTreeMap::from([((gradient, other), BTreeSet::from([activation]))]);
+    let mut points: BTreeMap<(CodecStep, &str), Vec<(f64, f64)>> = BTreeMap::new();
+    for elements in [1 << 13, 1 << 16, 1 << 19] {
+        let ty = TensorType::new(DType::F32, [elements]);
+        let tensors = (0..MESSAGES).map(|_| noise(&ty, 1.0)).collect::<Result<Vec<_>, _>>()?;
+        for codec in NAMES.iter().filter_map(|name| Codec::from_name(name, RATIO)) {
+            let options = exec::EncodeOptions { codec, seed: 1 };
+            let mut ends = [Coder::new(&masks), Coder::new(&masks)];
+            let mut seconds = [0.0; 2];
+            // The first pass fills buffers.
+            for pass in 0..2 {
+                seconds = [0.0; 2];
+                for value in [activation, gradient] {
+                    let [sender, receiver] = &mut ends;
+                    let message =
+                        |micro_batch| Message { pass, peer: other, tensor: Address::Value { value, micro_batch } };
+                    let mut coded = vec![Vec::new(); tensors.len()];
+                    let watch = Stopwatch::start(true);
+                    for ((micro_batch, tensor), coded) in (0..).zip(&tensors).zip(&mut coded) {
+                        sender.encode(message(micro_batch), tensor, &options, coded)?;
+                    }
+                    seconds[0] += watch.seconds();
+                    let watch = Stopwatch::start(true);
+                    for (micro_batch, coded) in (0..).zip(&coded) {
+                        receiver.decode(message(micro_batch), coded, ty.clone())?;
+                    }
+                    seconds[1] += watch.seconds();
+                    ends.reverse();
+                }
             }
-            for (points, took) in points.iter_mut().zip(took) {
-                // The first run fills buffers and caches.
-                points.push((4.0 * elements as f64, mean(&took[1..]).max(1e-8)));
+            for (step, seconds) in [CodecStep::Encode, CodecStep::Decode].into_iter().zip(seconds) {
+                let of_message = seconds / f64::from(2 * MESSAGES);
+                points.entry((step, codec.name())).or_default().push((4.0 * elements as f64, of_message.max(1e-8)));
             }
         }
-        for (step, points) in [CodecStep::Encode, CodecStep::Decode].into_iter().zip(points) {
-            measured.codecs_mut(step).extend(Curve::new(points).map(|curve| (codec.name().to_owned(), curve)));
-        }
+    }
+    for ((step, name), points) in points {
+        measured.codecs_mut(step).extend(Curve::new(points).map(|curve| (name.to_owned(), curve)));
     }
     Ok(())
 }

@@ -112,6 +112,13 @@ fn assemble(nodes: BTreeMap<NodeId, Node>, value: impl Fn(ValueId) -> Value, mic
     }
 }
 
+/// The same Program with its first micro-batches alone.
+pub(super) fn with_fewer(program: &Program, micro_batches: u32) -> Program {
+    let stays = |instruction: &&Instruction| instruction.micro_batch().is_none_or(|m| m < micro_batches);
+    let instructions = program.instructions.iter().filter(stays).copied().collect();
+    Program { micro_batches, instructions, ..program.clone() }
+}
+
 /// A Program for each kind of operator in a [valid](Program::validate) one, by its signature. It runs an operator of
 /// that kind alone, after the views that it reads.
 pub(super) fn one_by_one(program: &Program) -> BTreeMap<String, Program> {

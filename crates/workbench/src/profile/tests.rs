@@ -63,11 +63,15 @@ fn a_joiner_measures_the_programs_that_fit_it() {
     let distinct: BTreeSet<String> = sample::signatures(&own[0]).into_values().collect();
     assert_eq!(known(Some(1 << 30), &own), (distinct.clone(), None));
     let whole = sample::needed_bytes(&own[0]);
-    assert_eq!(known(Some(whole - 1), &own), (distinct.clone(), None), "one after the other, they fit");
+    assert_eq!(known(Some(whole - 1), &own), (distinct.clone(), None), "fewer micro-batches fit");
+    let least = sample::needed_bytes(&sample::with_fewer(&own[0], 1));
+    assert!(own[0].micro_batches > 1 && least < whole, "{least} {whole}");
+    assert_eq!(known(Some(least), &own), (distinct.clone(), None));
+    assert_eq!(known(Some(least - 1), &own), (distinct.clone(), None), "one after the other, they fit");
     // Each alone needs less than all, but some need more than this.
     let alone: Vec<u64> = sample::one_by_one(&own[0]).values().map(sample::needed_bytes).collect();
     let largest = alone.iter().copied().max().unwrap();
-    assert!(largest < whole / 2, "{largest} {whole}");
+    assert!(largest < least / 2, "{largest} {least}");
     let (some, left_out) = known(Some(largest - 1), &own);
     let left_out = left_out.unwrap();
     assert_eq!(left_out.too_large, alone.iter().filter(|bytes| **bytes == largest).count());
