@@ -163,3 +163,23 @@ fn a_plan_says_how_busy_machines_and_lines_are() {
     );
     assert!(text.contains("card of a, out") && text.contains("link a -> b"), "{text}");
 }
+
+/// A plan for 48 GPUs is no slower than one for their best hall alone. There, the closed form takes replicas for faster
+/// than they are.
+#[test]
+fn more_devices_make_no_plan_slower() {
+    let dir = tempfile::tempdir().unwrap();
+    let job = "[model]\nfamily = \"gpt2\"\nvocab_size = 50257\n[data]\nkind = \"text\"\nfiles = [\"text\"]\ncontext = 1024\n\
+               [train]\nbatch = 128\nmicro_batch = 2\n";
+    let hall = "[[device]]\nname = \"alpha\"\ncount = 8\nsite = \"hall\"\ngpu = \"RTX 3090\"\n\
+                [[site]]\nname = \"hall\"\nrate = \"10 Gbps\"\nlatency = \"0.1 ms\"\n";
+    fs::write(dir.path().join("job.toml"), job).unwrap();
+    fs::write(dir.path().join("hall.toml"), hall).unwrap();
+    fs::write(dir.path().join("text"), "A word. ".repeat(20_000)).unwrap();
+    let all = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/testbeds/48-gpus.toml");
+    let [all, hall] = [all, "hall.toml"].map(|testbed| {
+        let plan = call(dir.path(), &["plan", "job.toml", "--testbed", testbed, "--json"]).json();
+        plan["predicted_step_s"].as_f64().unwrap()
+    });
+    assert!(all < 1.01 * hall, "{all} {hall}");
+}

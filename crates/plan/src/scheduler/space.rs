@@ -28,8 +28,12 @@ use crate::simulate::{STEADY_TOLERANCE, SimulateOptions, Simulator};
 /// Most positions for cuts in the first search.
 const MAX_COARSE_CUTS: usize = 159;
 
-/// How many scopes are searched thoroughly: few devices, and many.
-const THOROUGH_SCOPES: [usize; 2] = [2, 1];
+/// How many scopes are searched thoroughly. Of many devices, the second takes too long unless the closed form is wrong
+/// about the first.
+const THOROUGH_SCOPES: usize = 2;
+
+/// The closed form is wrong about a plan if the simulated step is this many times as long.
+const MISJUDGED_RATIO: f64 = 1.1;
 
 /// Most operators times micro-batches that are simulated to choose among the best plans.
 const MAX_SIMULATED_RUNS: usize = 1_200_000;
@@ -353,7 +357,10 @@ impl<'a> SearchSpace<'a> {
     /// The best plans found, the best first. They cover the scopes that come near the best, under each schedule.
     fn op_fence(&self, options: &PlanOptions, tried: &mut BTreeSet<u32>) -> Result<Vec<Choice>, PlanError> {
         let mut choices: Vec<Choice> = Vec::new();
-        let mut thorough = THOROUGH_SCOPES[usize::from(self.devices.len() > MAX_THOROUGH_UNITS)];
+        let are_many = self.devices.len() > MAX_THOROUGH_UNITS;
+        // For each scope that was searched thoroughly: whether it has replicas.
+        let mut thorough: Vec<bool> = Vec::with_capacity(THOROUGH_SCOPES);
+        let mut is_misjudged: Option<bool> = None;
         for Trial { plans: mut best, scope } in self.trials(options, tried) {
             if !choices.is_empty() && self.stop.load(Relaxed) {
                 break;
@@ -361,11 +368,19 @@ impl<'a> SearchSpace<'a> {
             let workload = scope.workload;
             let problem = self.problem(&scope);
             let cuts = coarse_cuts(&problem);
-            if thorough > 0
+            let has_replicas = scope.copies > 1;
+            let is_due = match thorough[..] {
+                // The closed form is most often wrong about the sums of replicas.
+                [first] if are_many => {
+                    first != has_replicas && *is_misjudged.get_or_insert_with(|| self.misjudges(&choices, options))
+                }
+                _ => thorough.len() < THOROUGH_SCOPES,
+            };
+            if is_due
                 && (best.is_empty() || !self.stop.load(Relaxed))
                 && problem.machines.units.len() <= MAX_THOROUGH_UNITS
             {
-                thorough -= 1;
+                thorough.push(has_replicas);
                 let coarse = problem.with_cuts(&cuts);
                 let known: Vec<Vec<StageRange>> = best.iter().map(|f| f.stages.clone()).collect();
                 best.extend(op_fence(&coarse, &options.schedules, &known));
@@ -388,6 +403,13 @@ impl<'a> SearchSpace<'a> {
         }
         choices.sort_by(|a, b| a.plan.score.step.total_cmp(&b.plan.score.step));
         Ok(choices)
+    }
+
+    /// Whether the closed form is wrong about the plan that it finds best.
+    fn misjudges(&self, choices: &[Choice], options: &PlanOptions) -> bool {
+        let best = choices.iter().min_by(|a, b| a.plan.score.step.total_cmp(&b.plan.score.step));
+        let simulated = best.and_then(|best| Some((best, self.simulated(best, 0.0, options).ok()?)));
+        simulated.is_some_and(|(best, judged)| judged.step_s > MISJUDGED_RATIO * best.plan.score.step)
     }
 
     /// The first search: for each scope, the best coarse plans. The best come first. It adds the devices that it tries.
