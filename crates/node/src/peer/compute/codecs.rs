@@ -9,7 +9,6 @@ use fusionllm_exec::{Coder, EncodeOptions, ExecError, Fidelity, Message, StableR
 use fusionllm_graph::{HostTensor, TensorType};
 use fusionllm_program::PeerId;
 use fusionllm_protocol::TensorHeader;
-use fusionllm_workbench::machine::take_long_turns;
 
 use super::mailbox::Mailbox;
 use crate::NodeError;
@@ -61,7 +60,6 @@ impl Codecs {
         let (jobs, queue) = mpsc::channel();
         let thread = std::thread::Builder::new().name("codec".into());
         let work = move || {
-            take_long_turns();
             let mut codec_thread = CodecThread { coder, tally: Tally::default(), mailbox };
             for job in queue {
                 if let Err(reason) = codec_thread.work(job) {
