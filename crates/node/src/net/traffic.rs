@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use fusionllm_backend::Backend;
+use fusionllm_plan::congestion::PACKET_BYTES;
 use fusionllm_plan::{Curve, Device};
 use fusionllm_transport::{Endpoint, EndpointOptions, Lane};
 use fusionllm_workbench::profile::Stopwatch;
@@ -19,8 +20,6 @@ const MESSAGES: usize = 16;
 const SMALL: usize = 1200;
 /// Such messages that are timed together.
 const PACKETS: usize = 100;
-/// Bytes on the wire of a full packet, as the planner counts them.
-const PACKET_BYTES: f64 = 1480.0;
 
 /// Adds the processor time that the network takes to what is measured of a device on which `backend` computes, unless
 /// the device leaves the processor to the network.

@@ -34,13 +34,16 @@ const REMAINING_SHARE: f64 = 0.3;
 /// The share of a crowded link that connections use which send both ways without a pause.
 const STEADY_SHARE: f64 = 0.95;
 
+/// Bytes on the wire of a full packet.
+pub const PACKET_BYTES: f64 = 1480.0;
+
 /// Bytes on the wire for a tensor of `payload` bytes.
 ///
-/// Of 1,480 bytes of a QUIC datagram, 1,416 are payload. The rest are headers of IP, UDP, QUIC and the stream. Each
-/// message has a header of its own.
+/// Of a full packet, 1,416 bytes are payload. The rest are headers of IP, UDP, QUIC and the stream. Each message has a
+/// header of its own.
 pub fn message_bytes(payload: u64) -> f64 {
     const HEADER: f64 = 40.0;
-    (payload as f64 + HEADER) * (1480.0 / 1416.0)
+    (payload as f64 + HEADER) * (PACKET_BYTES / 1416.0)
 }
 
 /// Most bytes in flight on a path of `bandwidth` bytes/s. It follows what the path holds.

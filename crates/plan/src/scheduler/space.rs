@@ -405,7 +405,7 @@ impl<'a> SearchSpace<'a> {
         Ok(choices)
     }
 
-    /// Whether the closed form is wrong about the plan that it finds best.
+    /// Whether the plan that the closed form finds best takes longer than it says, see [`MISJUDGED_RATIO`].
     fn misjudges(&self, choices: &[Choice], options: &PlanOptions) -> bool {
         let best = choices.iter().min_by(|a, b| a.plan.score.step.total_cmp(&b.plan.score.step));
         let simulated = best.and_then(|best| Some((best, self.simulated(best, 0.0, options).ok()?)));

@@ -1,7 +1,6 @@
 //! The brief measurement of a joiner, for which the others wait.
 
 use std::collections::BTreeMap;
-use std::iter::successors;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,13 +42,10 @@ pub fn measure_briefly(
                 tracing::info!("the broker's sample of the model is not valid: {e}");
                 continue;
             }
-            let fits = |program: &Program| {
+            let fitting = sample::fitting(program, |program| {
                 memory.is_none_or(|memory| sample::needed_bytes(program) <= memory)
                     && slowdown * pass_s(program, &device) <= MAX_PASS_S
-            };
-            let counts =
-                successors(Some(program.micro_batches), |count| Some(count / 2)).take_while(|count| *count > 0);
-            let fitting = counts.map(|count| sample::with_fewer(program, count)).find(fits);
+            });
             let measured = fitting.map(|program| samples.own(backend, &program, &BTreeMap::new(), JOINING, slowdown));
             if !matches!(measured, Some(Ok(()))) {
                 samples.one_by_one(backend, program, &device, slowdown, &mut left_out);

@@ -164,7 +164,7 @@ fn resnet(depth: usize, width: usize, batch: usize) -> Result<Graph, WorkbenchEr
 
 /// Times to encode and decode tensors, by their bytes, under the names that plans use. Top-k is measured at one ratio,
 /// since selection takes its time and reads the whole tensor. As in a run, gradients follow activations, whose masks
-/// they need, and no message finds its tensor in the caches.
+/// they need, and other tensors are coded in between.
 fn codecs(measured: &mut Measured) -> Result<(), WorkbenchError> {
     const NAMES: [&str; 6] = ["bf16", "int8", "int4", "int4-hadamard", "nvfp4", "topk"];
     const RATIO: f64 = 10.0;
@@ -179,7 +179,7 @@ fn codecs(measured: &mut Measured) -> Result<(), WorkbenchError> {
             let options = exec::EncodeOptions { codec, seed: 1 };
             let mut ends = [Coder::new(&masks), Coder::new(&masks)];
             let mut seconds = [0.0; 2];
-            // The first pass fills buffers.
+            // The first pass fills buffers and does not count.
             for pass in 0..2 {
                 seconds = [0.0; 2];
                 for value in [activation, gradient] {

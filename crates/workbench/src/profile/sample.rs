@@ -1,6 +1,7 @@
 //! The part of a step whose operators are measured: a few of each kind, as a Program that needs no peers.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::iter::successors;
 
 use fusionllm_graph::{Graph, Node, NodeId, Phase, TrainGraph, Value, ValueId, ValueKind};
 use fusionllm_plan::{node_signature, signature};
@@ -117,6 +118,12 @@ pub(super) fn with_fewer(program: &Program, micro_batches: u32) -> Program {
     let stays = |instruction: &&Instruction| instruction.micro_batch().is_none_or(|m| m < micro_batches);
     let instructions = program.instructions.iter().filter(stays).copied().collect();
     Program { micro_batches, instructions, ..program.clone() }
+}
+
+/// The same Program with as many of its micro-batches as `fits` takes, of all, half of them, a quarter and so on.
+pub(super) fn fitting(program: &Program, fits: impl Fn(&Program) -> bool) -> Option<Program> {
+    let halves = successors(Some(program.micro_batches), |count| Some(count / 2));
+    halves.take_while(|count| *count > 0).map(|count| with_fewer(program, count)).find(fits)
 }
 
 /// A Program for each kind of operator in a [valid](Program::validate) one, by its signature. It runs an operator of

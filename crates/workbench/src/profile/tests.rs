@@ -66,6 +66,11 @@ fn a_joiner_measures_the_programs_that_fit_it() {
     assert_eq!(known(Some(whole - 1), &own), (distinct.clone(), None), "fewer micro-batches fit");
     let least = sample::needed_bytes(&sample::with_fewer(&own[0], 1));
     assert!(own[0].micro_batches > 1 && least < whole, "{least} {whole}");
+    let fitting = |bytes: u64| sample::fitting(&own[0], |program| sample::needed_bytes(program) <= bytes);
+    assert_eq!(fitting(whole), Some(own[0].clone()));
+    assert!(fitting(whole - 1).is_some_and(|program| (1..own[0].micro_batches).contains(&program.micro_batches)));
+    assert_eq!(fitting(least).map(|program| program.micro_batches), Some(1));
+    assert_eq!(fitting(least - 1), None);
     assert_eq!(known(Some(least), &own), (distinct.clone(), None));
     assert_eq!(known(Some(least - 1), &own), (distinct.clone(), None), "one after the other, they fit");
     // Each alone needs less than all, but some need more than this.
