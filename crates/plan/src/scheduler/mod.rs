@@ -217,8 +217,6 @@ fn cut(
         lower_bound_s,
         notes,
     };
-    for share in MEMORY_SHARES {
-        scheduled.offload(first, options.optimizer, share)?;
-    }
+    scheduled.offload(first, options.optimizer, &MEMORY_SHARES)?;
     Ok(scheduled)
 }

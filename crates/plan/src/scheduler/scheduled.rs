@@ -60,21 +60,23 @@ impl Scheduled {
         self.simulation.peers.iter().zip(self.cluster.devices()).all(|(p, d)| p.peak_bytes <= d.memory)
     }
 
-    /// Lets the peers that lack memory offload tensors, if every peer then needs no more than this share of its memory.
-    /// Otherwise nothing changes.
+    /// Lets the peers that lack memory offload tensors, if every peer then needs no more than a share of its memory. The
+    /// shares are tried in order, and if none is enough, nothing changes.
     pub(super) fn offload(
         &mut self,
         workload: Workload<'_>,
         optimizer: Optimizer,
-        share: f64,
+        shares: &[f64],
     ) -> Result<(), PlanError> {
         if self.fits() {
             return Ok(());
         }
         let drafts = self.drafts(workload)?;
-        let offloaded = offload(&self.programs, &drafts, &self.simulation, &self.cluster, optimizer, share)?;
-        let Some(offloaded) = offloaded else { return Ok(()) };
-        let Offloaded { choices, programs, simulation } = offloaded;
+        let mut tries = shares
+            .iter()
+            .map(|share| offload(&self.programs, &drafts, &self.simulation, &self.cluster, optimizer, *share));
+        let offloaded = tries.find_map(Result::transpose).transpose()?;
+        let Some(Offloaded { choices, programs, simulation }) = offloaded else { return Ok(()) };
         let sentences = self.plan.peers.iter().zip(&programs).filter_map(|(name, program)| sentence(name, program));
         self.notes.extend(sentences);
         (self.plan.offload, self.programs, self.simulation) = (choices, programs, simulation);

@@ -284,7 +284,7 @@ impl<'a> SearchSpace<'a> {
             notes: Vec::new(),
         };
         if let Some(share) = self.offload_share {
-            scheduled.offload(workload, options.optimizer, share)?;
+            scheduled.offload(workload, options.optimizer, &[share])?;
         }
         let needs = scheduled.simulation.peers.iter().zip(scheduled.cluster.devices());
         let headroom = needs.map(|(p, d)| d.memory as f64 / p.peak_bytes.max(1) as f64).fold(f64::INFINITY, f64::min);
@@ -388,13 +388,11 @@ impl<'a> SearchSpace<'a> {
             let members: Vec<Vec<u32>> = problem.machines.units.iter().map(|u| u.members.clone()).collect();
             let scheduled = |plan| schedules_of(plan, &members, options).into_iter().map(move |s| (&plan.stages, s));
             let rough: Vec<(&Vec<StageRange>, Schedule)> = best.iter().flat_map(scheduled).collect();
-            for rough in rough.chunks(threads()) {
-                for plan in for_each(rough, |(stages, schedule)| refined(&problem, stages, *schedule, &cuts)) {
-                    let feasible = plan.score.feasible();
-                    let choice = Choice { workload, plan, members: members.clone() };
-                    if feasible && !choices.contains(&choice) {
-                        choices.push(choice);
-                    }
+            for plan in for_each(&rough, |(stages, schedule)| refined(&problem, stages, *schedule, &cuts)) {
+                let feasible = plan.score.feasible();
+                let choice = Choice { workload, plan, members: members.clone() };
+                if feasible && !choices.contains(&choice) {
+                    choices.push(choice);
                 }
             }
         }
@@ -415,22 +413,23 @@ impl<'a> SearchSpace<'a> {
     /// The first search: for each scope, the best coarse plans. The best come first. It adds the devices that it tries.
     fn trials(&self, options: &PlanOptions, tried: &mut BTreeSet<u32>) -> Vec<Trial> {
         let mut trials: Vec<Trial> = Vec::new();
+        let is_found = AtomicBool::new(false);
         let quick = |scope: &Scope| {
+            if is_found.load(Relaxed) && self.stop.load(Relaxed) {
+                return None;
+            }
             let problem = self.problem(scope);
             let coarse = problem.with_cuts(&coarse_cuts(&problem));
             let known = [equal_number(&coarse), equal_compute(&coarse)];
-            let plans = self.at_once(options).filter_map(|s| search(&coarse, s, &known, SearchDepth::Quick)).collect();
+            let searched = self.at_once(options).filter_map(|s| search(&coarse, s, &known, SearchDepth::Quick));
+            let plans: Vec<ScoredPlan> = searched.collect();
+            is_found.fetch_or(!plans.is_empty(), Relaxed);
             let units = problem.machines.units;
-            (Trial { plans, scope: scope.clone() }, units.into_iter().flat_map(|u| u.members))
+            Some((Trial { plans, scope: scope.clone() }, units.into_iter().flat_map(|u| u.members)))
         };
-        for scopes in self.scopes(options).chunks(threads()) {
-            if trials.iter().any(|t| !t.plans.is_empty()) && self.stop.load(Relaxed) {
-                break;
-            }
-            for (trial, members) in for_each(scopes, quick) {
-                tried.extend(members);
-                trials.push(trial);
-            }
+        for (trial, members) in for_each(&self.scopes(options), quick).into_iter().flatten() {
+            tried.extend(members);
+            trials.push(trial);
         }
         trials.sort_by(|a, b| a.step().total_cmp(&b.step()));
         let shortest = trials.first().map_or(f64::INFINITY, Trial::step);

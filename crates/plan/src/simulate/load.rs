@@ -24,7 +24,7 @@ pub(super) struct Channel {
     pub(super) lines: Vec<u32>,
     /// Those of them that another channel takes, too.
     pub(super) shared: Vec<u32>,
-    /// Bytes/s of the slowest of the other lines.
+    /// Bytes/s of the slowest of its lines.
     pub(super) bandwidth: f64,
     /// The most bytes in flight.
     pub(super) window: f64,
@@ -244,9 +244,9 @@ impl<'a> Routes<'a> {
         let mut users = vec![0u32; self.lines.len()];
         self.channels.iter().flat_map(|c| &c.lines).for_each(|l| users[*l as usize] += 1);
         for channel in &mut self.channels {
-            let (shared, own): (Vec<u32>, Vec<u32>) = channel.lines.iter().partition(|l| users[**l as usize] > 1);
-            channel.bandwidth = own.iter().map(|l| self.lines[*l as usize].1.bandwidth).fold(f64::INFINITY, f64::min);
-            channel.shared = shared;
+            let bandwidths = channel.lines.iter().map(|l| self.lines[*l as usize].1.bandwidth);
+            channel.bandwidth = bandwidths.fold(f64::INFINITY, f64::min);
+            channel.shared = channel.lines.iter().copied().filter(|l| users[*l as usize] > 1).collect();
         }
         (self.channels, self.lines)
     }

@@ -3,7 +3,7 @@
 //! The rates of channels are fair in the sense of max-min: no channel can become faster without slowing one that is not
 //! faster. Each line has a level, the most that it lets a channel send, and a channel sends at the lowest level of its
 //! lines. A line sets its level so that its channels fill it, given their levels elsewhere. Lines do so in turn until no
-//! level changes (Charny, Clark and Jain, 1995).
+//! level changes (Charny, Clark and Jain, 1995). The level of a line that its channels cannot fill is infinite.
 
 use std::collections::VecDeque;
 
@@ -22,6 +22,18 @@ pub(super) struct Network<'a> {
     load: &'a Load,
     channels: Vec<Channel>,
     lines: Vec<SharedLine>,
+    buffers: Buffers,
+}
+
+/// What is computed anew whenever a channel begins or stops to send. The memory is kept.
+#[derive(Debug, Default)]
+struct Buffers {
+    /// Lines whose levels are to be set.
+    waiting: VecDeque<u32>,
+    /// Channels of lines whose levels have changed.
+    touched: Vec<u32>,
+    /// The most that each channel of a line may send.
+    limits: Vec<f64>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -51,7 +63,7 @@ struct Flow {
     left: f64,
     /// Bytes/s; 0 until it is known.
     rate: f64,
-    /// The highest rate that congestion control and the lines of this channel alone allow.
+    /// The highest rate that congestion control and the channel's lines allow if no other channel sends.
     max_rate: f64,
     /// When its rate last changed.
     since: f64,
@@ -96,6 +108,7 @@ impl<'a> Network<'a> {
             load,
             channels: vec![Channel::default(); load.channels.len()],
             lines: load.lines.iter().map(|l| line(l.1.bandwidth)).collect(),
+            buffers: Buffers::default(),
         }
     }
 
@@ -147,11 +160,13 @@ impl<'a> Network<'a> {
 
     /// Recomputes all rates after `channel` has begun or stopped to send.
     fn share(&mut self, now: f64, channel: u32, departures: &mut Vec<Departure>) {
-        let mut touched = self.set_levels(channel);
+        let mut buffers = std::mem::take(&mut self.buffers);
+        self.set_levels(channel, &mut buffers);
+        let touched = &mut buffers.touched;
         touched.push(channel);
         touched.sort_unstable();
         touched.dedup();
-        for c in touched {
+        for c in touched.drain(..) {
             let rate = self.limit(c, None);
             let Some(flow) = &mut self.channels[c as usize].flow else { continue };
             if rate == flow.rate {
@@ -164,62 +179,73 @@ impl<'a> Network<'a> {
             channel.version += 1;
             departures.push(Departure { time, channel: c, version: channel.version });
         }
+        self.buffers = buffers;
     }
 
-    /// Sets the levels of a channel's lines, and of all lines on which that has an effect. Returns the channels of lines
-    /// whose level has changed.
-    fn set_levels(&mut self, channel: u32) -> Vec<u32> {
+    /// Sets the levels of a channel's lines, and of all lines on which that has an effect. Adds the channels of lines
+    /// whose level has changed to those that are touched.
+    fn set_levels(&mut self, channel: u32, buffers: &mut Buffers) {
         let load = self.load;
-        let mut waiting: VecDeque<u32> = load.channels[channel as usize].shared.iter().copied().collect();
+        let Buffers { waiting, touched, limits } = buffers;
+        waiting.extend(&load.channels[channel as usize].shared);
         waiting.iter().for_each(|l| self.lines[*l as usize].waits = true);
-        let mut touched = Vec::new();
         for _ in 0..MAX_RELAXATIONS {
             let Some(l) = waiting.pop_front() else { break };
-            let level = self.fair_level(l);
+            let level = self.fair_level(l, limits);
             let line = &mut self.lines[l as usize];
             line.waits = false;
             if level == line.level || (level - line.level).abs() <= TOLERANCE * level.min(line.level) {
                 continue;
             }
+            let falls = level < line.level;
             line.level = level;
             let changed = touched.len();
             touched.extend_from_slice(&line.active);
             for c in &touched[changed..] {
                 for &other in &load.channels[*c as usize].shared {
-                    if other != l && !std::mem::replace(&mut self.lines[other as usize].waits, true) {
+                    let line = &mut self.lines[other as usize];
+                    // A line that its channels did not fill is not filled by less.
+                    let has_effect = other != l && !(falls && line.level.is_infinite());
+                    if has_effect && !std::mem::replace(&mut line.waits, true) {
                         waiting.push_back(other);
                     }
                 }
             }
         }
-        waiting.iter().for_each(|l| self.lines[*l as usize].waits = false);
-        touched
+        waiting.drain(..).for_each(|l| self.lines[l as usize].waits = false);
     }
 
     /// The bytes/s that a line carries for all its channels.
     fn capacity(&self, line: u32) -> f64 {
         let SharedLine { bandwidth, active, .. } = &self.lines[line as usize];
-        let channels = || active.iter().map(|&c| &self.channels[c as usize]);
-        let routes = || active.iter().map(|&c| &self.load.channels[c as usize]);
-        let in_flight = channels().zip(routes()).map(|(c, route)| c.queued.min(route.window)).sum();
-        let round_trip = routes().map(|route| route.round_trip).fold(f64::INFINITY, f64::min);
+        let (mut in_flight, mut round_trip, mut pausing) = (0.0, f64::INFINITY, 0);
+        for &c in active {
+            let (channel, route) = (&self.channels[c as usize], &self.load.channels[c as usize]);
+            in_flight += channel.queued.min(route.window);
+            round_trip = route.round_trip.min(round_trip);
+            pausing += usize::from(channel.queue.len() < 2);
+        }
         // Training runs that kept uplinks full used no more of them than those that paused.
         let pausing = match self.load.lines[line as usize].0 {
-            Line::Card { .. } => channels().filter(|c| c.queue.len() < 2).count(),
+            Line::Card { .. } => pausing,
             Line::Uplink { .. } | Line::Link { .. } => active.len(),
         };
         shared_bandwidth(*bandwidth, active.len(), pausing, in_flight, round_trip)
     }
 
     /// The level at which a line's channels fill it; infinite if they do not.
-    fn fair_level(&self, line: u32) -> f64 {
+    fn fair_level(&self, line: u32, limits: &mut Vec<f64>) -> f64 {
         let active = &self.lines[line as usize].active;
-        let limits = active.iter().map(|&c| self.limit(c, Some(line)));
-        let mut free = self.capacity(line);
-        if limits.clone().sum::<f64>() <= free {
+        // What a channel may send is never more than its lines carry.
+        if active.len() < 2 {
             return f64::INFINITY;
         }
-        let mut limits: Vec<f64> = limits.collect();
+        limits.clear();
+        limits.extend(active.iter().map(|&c| self.limit(c, Some(line))));
+        let mut free = self.capacity(line);
+        if limits.iter().sum::<f64>() <= free {
+            return f64::INFINITY;
+        }
         limits.sort_by(f64::total_cmp);
         for (i, limit) in limits.iter().enumerate() {
             let share = free / (limits.len() - i) as f64;
@@ -265,7 +291,8 @@ mod tests {
             .map(|_| {
                 let mut shared: Vec<u32> = (0..lines.len() as u32).collect();
                 shared.retain(|_| choices.one_in(2));
-                let bandwidth = choices.log_uniform(1e4, 1e9);
+                let slowest = shared.iter().map(|l| lines[*l as usize].1.bandwidth).fold(f64::INFINITY, f64::min);
+                let bandwidth = choices.log_uniform(1e4, 1e9).min(slowest);
                 let (from, to) = (PeerId(0), PeerId(1));
                 let window = 1.25e6;
                 Route { from, to, latency: 0.0, round_trip: 1e-5, lines: shared.clone(), shared, bandwidth, window }

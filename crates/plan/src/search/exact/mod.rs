@@ -12,6 +12,7 @@ use state::State;
 use super::problem::Problem;
 use super::round_trip::RoundTrip;
 use super::score::{ScoredPlan, StageRange};
+use crate::parallel::for_each;
 use crate::schedule::Schedule;
 
 /// Most units of a problem that [`exact`] solves.
@@ -47,12 +48,15 @@ pub(super) fn beam_search(
     below: Option<f64>,
     width: usize,
 ) -> Option<ScoredPlan> {
-    let mut best: Option<ScoredPlan> = None;
-    for &schedule in schedules {
-        let below = best.as_ref().map(|b| b.score.step).or(below).unwrap_or(f64::INFINITY);
-        best = Search::new(problem, schedule, below).run(width).or(best);
-    }
-    best
+    let run = |schedule, below| Search::new(problem, schedule, below).run(width);
+    let (&first, others) = schedules.split_first()?;
+    let below = below.unwrap_or(f64::INFINITY);
+    let first = run(first, below);
+    // The others have less to search once a plan is known.
+    let below = first.as_ref().map_or(below, |plan| plan.score.step);
+    let found = for_each(others, |schedule| run(*schedule, below));
+    let better = |best: ScoredPlan, plan: ScoredPlan| if plan.score.better(&best.score) { plan } else { best };
+    first.into_iter().chain(found.into_iter().flatten()).reduce(better)
 }
 
 /// The cost of a plan's end. No figure falls as stages are added.
