@@ -164,17 +164,20 @@ fn resnet(depth: usize, width: usize, batch: usize) -> Result<Graph, WorkbenchEr
 
 /// Times to encode and decode tensors, by their bytes, under the names that plans use. Top-k is measured at one ratio,
 /// since selection takes its time and reads the whole tensor. As in a run, gradients follow activations, whose masks
-/// they need, and other tensors are coded in between.
+/// they need, other tensors are coded in between, and what was decoded waits to be used.
 fn codecs(measured: &mut Measured) -> Result<(), WorkbenchError> {
     const NAMES: [&str; 6] = ["bf16", "int8", "int4", "int4-hadamard", "nvfp4", "topk"];
     const RATIO: f64 = 10.0;
-    const MESSAGES: u32 = 8;
+    /// Of the tensors that are coded in turn: their most bytes, and the range of their number.
+    const TOGETHER: (usize, [usize; 2]) = (4 << 20, [2, 8]);
     let (activation, gradient, other) = (ValueId(0), ValueId(1), PeerId(0));
     let masks = BTreeMap::from([((gradient, other), BTreeSet::from([activation]))]);
     let mut points: BTreeMap<(CodecStep, &str), Vec<(f64, f64)>> = BTreeMap::new();
     for elements in [1 << 13, 1 << 16, 1 << 19] {
         let ty = TensorType::new(DType::F32, [elements]);
-        let tensors = (0..MESSAGES).map(|_| noise(&ty, 1.0)).collect::<Result<Vec<_>, _>>()?;
+        let (most, [fewest, many]) = TOGETHER;
+        let tensors = (most / ty.bytes()).clamp(fewest, many);
+        let tensors = (0..tensors).map(|_| noise(&ty, 1.0)).collect::<Result<Vec<_>, _>>()?;
         for codec in NAMES.iter().filter_map(|name| Codec::from_name(name, RATIO)) {
             let options = exec::EncodeOptions { codec, seed: 1 };
             let mut ends = [Coder::new(&masks), Coder::new(&masks)];
@@ -192,16 +195,17 @@ fn codecs(measured: &mut Measured) -> Result<(), WorkbenchError> {
                         sender.encode(message(micro_batch), tensor, &options, coded)?;
                     }
                     seconds[0] += watch.seconds();
+                    let mut decoded = Vec::with_capacity(coded.len());
                     let watch = Stopwatch::start(true);
                     for (micro_batch, coded) in (0..).zip(&coded) {
-                        receiver.decode(message(micro_batch), coded, ty.clone())?;
+                        decoded.push(receiver.decode(message(micro_batch), coded, ty.clone())?);
                     }
                     seconds[1] += watch.seconds();
                     ends.reverse();
                 }
             }
             for (step, seconds) in [CodecStep::Encode, CodecStep::Decode].into_iter().zip(seconds) {
-                let of_message = seconds / f64::from(2 * MESSAGES);
+                let of_message = seconds / (2 * tensors.len()) as f64;
                 points.entry((step, codec.name())).or_default().push((4.0 * elements as f64, of_message.max(1e-8)));
             }
         }
