@@ -6,7 +6,7 @@ mod file;
 mod left_out;
 mod sample;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use bench::{Took, middle, run, typical};
 use fusionllm_backend::{Backend, Tensor};
 use fusionllm_compress::Codec;
 use fusionllm_exec::{self as exec, Coder, Message, Pace};
-use fusionllm_graph::ops::{AdamwStep, OpClass, SgdStep, SquaredNorm};
+use fusionllm_graph::ops::{AdamwStep, Binary, OpClass, SgdStep, SquaredNorm};
 use fusionllm_graph::{
     Cost, CounterRng, DType, Graph, HostTensor, Node, Op, TensorType, TrainGraph, ValueId, autodiff,
 };
@@ -322,7 +322,8 @@ impl Samples {
         Ok(())
     }
 
-    /// Measures the update of each type of parameter, by each rule.
+    /// Measures what a step does for each parameter: it adds to the gradient, takes the gradient's norm, and applies it
+    /// by a rule. Like a step, it turns to one parameter after the other, so that what no cache holds is in none.
     fn updates(
         &mut self,
         backend: &dyn Backend,
@@ -330,13 +331,26 @@ impl Samples {
         effort: Effort,
         slowdown: f64,
     ) -> Result<(), WorkbenchError> {
+        /// Bytes of parameters that no cache holds.
+        const ENOUGH: usize = 64 << 20;
         let rules = [
             Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 }),
             Optimizer::Sgd(SgdStep { momentum: 0.9, weight_decay: 5e-4, nesterov: false }),
         ];
-        let mut types: Vec<&TensorType> = graph.parameters().map(|v| graph.ty(v)).collect();
+        let all: Vec<&TensorType> = graph.parameters().map(|v| graph.ty(v)).collect();
+        let mut types = all.clone();
         types.sort_by_key(|t| t.numel());
         types.dedup();
+        let mut bytes: usize = types.iter().map(|ty| ty.bytes()).sum();
+        let more = all.into_iter().take_while(|ty| {
+            bytes += ty.bytes();
+            bytes <= ENOUGH
+        });
+        let turn: Vec<&TensorType> = types.iter().copied().chain(more).collect();
+        let noises: HashMap<&TensorType, HostTensor> =
+            types.iter().map(|ty| Ok((*ty, noise(ty, 0.05)?))).collect::<Result<_, WorkbenchError>>()?;
+        let fresh = |ty: &&TensorType| Ok::<Tensor, WorkbenchError>(backend.upload(&noises[*ty])?);
+
         let alone = backend.device().threads == Some(1);
         let mut pace = Pace::new(slowdown);
         let mut timed = |op: &Op, operands: Vec<Tensor>, results: &[TensorType]| {
@@ -344,37 +358,58 @@ impl Samples {
             memory::take_peak();
             pace.restart();
             let watch = Stopwatch::start(alone);
-            backend.run(op, operands, results)?;
+            let made = backend.run(op, operands, results)?;
             backend.synchronize()?;
             let took = Took { seconds: watch.seconds(), scratch: memory::take_peak().saturating_sub(held) };
             pace.count_work();
-            Ok::<_, WorkbenchError>(took)
+            Ok::<_, WorkbenchError>((took, made))
         };
-        for ty in types {
-            let fresh = || Ok::<Tensor, WorkbenchError>(backend.upload(&noise(ty, 0.05)?)?);
-            let scalar = TensorType::new(DType::F64, []);
-            let norm = Op::from(SquaredNorm);
-            let mut took = Vec::new();
+        let mut took: HashMap<&TensorType, Vec<Took>> = HashMap::new();
+
+        let sum = Op::from(Binary::Add);
+        let mut gradients = turn.iter().map(fresh).collect::<Result<Vec<_>, _>>()?;
+        for _ in 0..=effort.repeats {
+            for (ty, gradient) in turn.iter().zip(&mut gradients) {
+                let term = fresh(ty)?;
+                let before = std::mem::replace(gradient, term.clone());
+                let (seconds, made) = timed(&sum, vec![before, term], std::slice::from_ref(*ty))?;
+                made.into_iter().for_each(|sum| *gradient = sum);
+                took.entry(*ty).or_default().push(seconds);
+            }
+        }
+        took.drain().for_each(|(ty, took)| self.add(&sum, &[ty, ty], &[ty], typical(&took)));
+
+        let norm = Op::from(SquaredNorm);
+        let scalar = TensorType::new(DType::F64, []);
+        for _ in 0..=effort.repeats {
+            for (ty, gradient) in turn.iter().zip(&gradients) {
+                let (seconds, _) = timed(&norm, vec![gradient.clone()], std::slice::from_ref(&scalar))?;
+                took.entry(*ty).or_default().push(seconds);
+            }
+        }
+        took.drain().for_each(|(ty, took)| self.add(&norm, &[ty], &[&scalar], typical(&took)));
+
+        for rule in &rules {
+            let (op, slots) = (rule.op(), rule.slots().len());
+            let hyper = rule.hyper(&fusionllm_program::Verdict { apply: true, update: 9, lr: 1e-3, factor: 1.0 }, 1.0);
+            let hyper = HostTensor::from_f64([hyper.len()], &hyper)?;
+            // The parameter and its slots.
+            let state = |ty| (0..1 + slots).map(|_| fresh(ty)).collect::<Result<Vec<_>, _>>();
+            let mut states = turn.iter().map(state).collect::<Result<Vec<_>, _>>()?;
             for _ in 0..=effort.repeats {
-                let gradient = fresh()?;
-                took.push(timed(&norm, vec![gradient], std::slice::from_ref(&scalar))?);
-            }
-            self.add(&norm, &[ty], &[&scalar], typical(&took));
-            for rule in &rules {
-                let (op, slots) = (rule.op(), rule.slots().len());
-                let hyper =
-                    rule.hyper(&fusionllm_program::Verdict { apply: true, update: 9, lr: 1e-3, factor: 1.0 }, 1.0);
-                let hyper = HostTensor::from_f64([hyper.len()], &hyper)?;
-                let results = vec![ty.clone(); 1 + slots];
-                let mut took = Vec::new();
-                for _ in 0..=effort.repeats {
-                    let mut operands = (0..2 + slots).map(|_| fresh()).collect::<Result<Vec<_>, _>>()?;
+                for ((ty, gradient), state) in turn.iter().zip(&gradients).zip(&mut states) {
+                    let mut operands = std::mem::take(state);
+                    operands.insert(1, gradient.clone());
                     operands.push(backend.upload(&hyper)?);
-                    took.push(timed(&op, operands, &results)?);
+                    let (seconds, made) = timed(&op, operands, &vec![(*ty).clone(); 1 + slots])?;
+                    *state = made;
+                    took.entry(*ty).or_default().push(seconds);
                 }
-                let inputs: Vec<&TensorType> = std::iter::repeat_n(ty, 2 + slots).chain([hyper.ty()]).collect();
-                self.add(&op, &inputs, &results.iter().collect::<Vec<_>>(), typical(&took));
             }
+            took.drain().for_each(|(ty, took)| {
+                let inputs: Vec<&TensorType> = std::iter::repeat_n(ty, 2 + slots).chain([hyper.ty()]).collect();
+                self.add(&op, &inputs, &vec![ty; 1 + slots], typical(&took));
+            });
         }
         Ok(())
     }
