@@ -6,7 +6,7 @@ mod file;
 mod left_out;
 mod sample;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -50,6 +50,9 @@ const BRIEF: Effort = Effort { warm_up: 1, patience: Duration::from_millis(150),
 /// The effort for a model's own step, whose micro-batches need much more memory.
 const OWN: Effort = Effort { warm_up: 5, patience: Duration::from_secs(5), repeats: 5 };
 const MAX_REPEATS: usize = 40;
+
+/// Bytes of the parameters that are measured in turn: more than caches hold.
+const TURN_BYTES: usize = 64 << 20;
 
 /// Measures operators in general, and those of `models`, which step in micro-batches over `batch` samples. If there
 /// are models, fewer general networks are measured. `on_progress` gets the name of each network before it runs. With
@@ -248,6 +251,34 @@ fn copies(backend: &dyn Backend, repeats: usize, measured: &mut Measured) -> Res
     Ok(())
 }
 
+/// The parameters that are measured in turn: each type at least once, and as many others as the model has and a turn
+/// holds. What no cache holds is then in none when its turn comes. Only a single type may be larger than a turn.
+fn turns<'a>(parameters: &[&'a TensorType]) -> Vec<Vec<&'a TensorType>> {
+    let most = TURN_BYTES.min(parameters.iter().map(|ty| ty.bytes()).sum());
+    let mut types = parameters.to_vec();
+    types.sort_by_key(|ty| ty.numel());
+    types.dedup();
+    let mut turns: Vec<(usize, Vec<&TensorType>)> = Vec::new();
+    for ty in types {
+        match turns.last_mut() {
+            Some((bytes, turn)) if *bytes + ty.bytes() <= most => {
+                *bytes += ty.bytes();
+                turn.push(ty);
+            }
+            _ => turns.push((ty.bytes(), vec![ty])),
+        }
+    }
+    for (bytes, turn) in &mut turns {
+        for ty in parameters {
+            if *bytes + ty.bytes() <= most {
+                *bytes += ty.bytes();
+                turn.push(ty);
+            }
+        }
+    }
+    turns.into_iter().map(|(_, turn)| turn).collect()
+}
+
 /// Measured times of operators.
 #[derive(Default)]
 struct Samples {
@@ -322,8 +353,7 @@ impl Samples {
         Ok(())
     }
 
-    /// Measures what a step does for each parameter: it adds to the gradient, takes the gradient's norm, and applies it
-    /// by a rule. Like a step, it turns to one parameter after the other, so that what no cache holds is in none.
+    /// Measures what a step does for each parameter.
     fn updates(
         &mut self,
         backend: &dyn Backend,
@@ -331,24 +361,26 @@ impl Samples {
         effort: Effort,
         slowdown: f64,
     ) -> Result<(), WorkbenchError> {
-        /// Bytes of parameters that no cache holds.
-        const ENOUGH: usize = 64 << 20;
+        let parameters: Vec<&TensorType> = graph.parameters().map(|v| graph.ty(v)).collect();
+        turns(&parameters).iter().try_for_each(|turn| self.updates_in_turn(backend, turn, effort, slowdown))
+    }
+
+    /// Measures what a step does for each of these parameters: it adds to the gradient, takes the gradient's norm, and
+    /// applies it by a rule. Like a step, it does so for one parameter after the other.
+    fn updates_in_turn(
+        &mut self,
+        backend: &dyn Backend,
+        turn: &[&TensorType],
+        effort: Effort,
+        slowdown: f64,
+    ) -> Result<(), WorkbenchError> {
         let rules = [
             Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 }),
             Optimizer::Sgd(SgdStep { momentum: 0.9, weight_decay: 5e-4, nesterov: false }),
         ];
-        let all: Vec<&TensorType> = graph.parameters().map(|v| graph.ty(v)).collect();
-        let mut types = all.clone();
-        types.sort_by_key(|t| t.numel());
-        types.dedup();
-        let mut bytes: usize = types.iter().map(|ty| ty.bytes()).sum();
-        let more = all.into_iter().take_while(|ty| {
-            bytes += ty.bytes();
-            bytes <= ENOUGH
-        });
-        let turn: Vec<&TensorType> = types.iter().copied().chain(more).collect();
+        let types: HashSet<&TensorType> = turn.iter().copied().collect();
         let noises: HashMap<&TensorType, HostTensor> =
-            types.iter().map(|ty| Ok((*ty, noise(ty, 0.05)?))).collect::<Result<_, WorkbenchError>>()?;
+            types.into_iter().map(|ty| Ok((ty, noise(ty, 0.05)?))).collect::<Result<_, WorkbenchError>>()?;
         let fresh = |ty: &&TensorType| Ok::<Tensor, WorkbenchError>(backend.upload(&noises[*ty])?);
 
         let alone = backend.device().threads == Some(1);
@@ -372,9 +404,9 @@ impl Samples {
             for (ty, gradient) in turn.iter().zip(&mut gradients) {
                 let term = fresh(ty)?;
                 let before = std::mem::replace(gradient, term.clone());
-                let (seconds, made) = timed(&sum, vec![before, term], std::slice::from_ref(*ty))?;
+                let (once, made) = timed(&sum, vec![before, term], std::slice::from_ref(*ty))?;
                 made.into_iter().for_each(|sum| *gradient = sum);
-                took.entry(*ty).or_default().push(seconds);
+                took.entry(*ty).or_default().push(once);
             }
         }
         took.drain().for_each(|(ty, took)| self.add(&sum, &[ty, ty], &[ty], typical(&took)));
@@ -383,8 +415,8 @@ impl Samples {
         let scalar = TensorType::new(DType::F64, []);
         for _ in 0..=effort.repeats {
             for (ty, gradient) in turn.iter().zip(&gradients) {
-                let (seconds, _) = timed(&norm, vec![gradient.clone()], std::slice::from_ref(&scalar))?;
-                took.entry(*ty).or_default().push(seconds);
+                let (once, _) = timed(&norm, vec![gradient.clone()], std::slice::from_ref(&scalar))?;
+                took.entry(*ty).or_default().push(once);
             }
         }
         took.drain().for_each(|(ty, took)| self.add(&norm, &[ty], &[&scalar], typical(&took)));
@@ -401,9 +433,9 @@ impl Samples {
                     let mut operands = std::mem::take(state);
                     operands.insert(1, gradient.clone());
                     operands.push(backend.upload(&hyper)?);
-                    let (seconds, made) = timed(&op, operands, &vec![(*ty).clone(); 1 + slots])?;
+                    let (once, made) = timed(&op, operands, &vec![(*ty).clone(); 1 + slots])?;
                     *state = made;
-                    took.entry(*ty).or_default().push(seconds);
+                    took.entry(*ty).or_default().push(once);
                 }
             }
             took.drain().for_each(|(ty, took)| {

@@ -35,6 +35,35 @@ fn a_models_own_operators_are_measured() {
 }
 
 #[test]
+fn parameters_take_turns_that_no_cache_holds() {
+    let [bias, weight, large] = [1 << 10, 1 << 20, 1 << 25].map(|elements| TensorType::new(DType::F32, [elements]));
+    let bytes = |turn: &[&TensorType]| turn.iter().map(|ty| ty.bytes()).sum::<usize>();
+    let layers: Vec<&TensorType> = [&weight, &bias].repeat(30);
+    let deep = turns(&layers);
+    assert_eq!(deep.len(), 1);
+    assert!((TURN_BYTES * 9 / 10..=TURN_BYTES).contains(&bytes(&deep[0])), "not all of them");
+    assert_eq!(bytes(&turns(&layers[..4])[0]), bytes(&layers[..4]), "no more than there are");
+    let wide = turns(&[&layers[..], &[&large]].concat());
+    assert_eq!(wide.len(), 2);
+    assert_eq!(wide[1], [&large], "so large a type is alone");
+    assert!(turns(&[]).is_empty());
+}
+
+#[test]
+fn what_a_step_does_for_the_largest_parameter_is_measured() {
+    let forward = gpt2((16, 2, 8, 2, 512), AttentionImplementation::Sdpa).unwrap();
+    let train = autodiff::differentiate(&forward, forward.outputs["loss"]).unwrap();
+    let backend = fusionllm_backend::open("cpu").unwrap();
+    let effort = Effort { warm_up: 0, patience: Duration::ZERO, repeats: 1 };
+    let mut samples = Samples::default();
+    samples.updates(backend.as_ref(), &train.graph, effort, 1.0).unwrap();
+    let largest = forward.parameters().map(|v| forward.ty(v)).max_by_key(|ty| ty.numel()).unwrap();
+    let sum = Op::from(Binary::Add);
+    let work = work_units(&sum.cost(&[largest, largest], &[largest]));
+    assert!(samples.operators[sum.name()].iter().any(|sample| sample.work == work && sample.seconds > 0.0));
+}
+
+#[test]
 fn a_joiner_measures_the_programs_that_fit_it() {
     let forward = gpt2((16, 2, 8, 2, 32), AttentionImplementation::Sdpa).unwrap();
     let train = autodiff::differentiate(&forward, forward.outputs["loss"]).unwrap();
