@@ -1,8 +1,10 @@
 use std::collections::BTreeSet;
 
 use fusionllm_graph::batch::{BatchLoss, Sizes};
+use fusionllm_graph::ops::Binary;
 use fusionllm_plan::node_signature;
 
+use super::updates::{TURN_BYTES, turns};
 use super::*;
 
 #[test]
